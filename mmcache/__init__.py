@@ -1,0 +1,1 @@
+"""mmcache: a shared cache of multimodal embeddings for disaggregated serving, on Mooncake Store."""

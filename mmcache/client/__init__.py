@@ -1,0 +1,1 @@
+"""The client: reading, publishing, and computing once."""

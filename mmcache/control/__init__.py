@@ -1,0 +1,1 @@
+"""What clients and controller share: messages, and the client's session."""

@@ -1,0 +1,347 @@
+"""Every message between clients and controller: msgpack arrays, strictly decoded, size-bounded, versioned in the hello.
+
+A client opens a session with `Hello`; everything after it carries the term and session id of the `Welcome`, and comes
+over the same connection. Keys travel as their scope and 32-byte digests of mm_hash; the mm_hash itself goes with the
+commit only. Durations are milliseconds, and relative, since clocks of two machines do not compare.
+
+Requests that have an answer carry a request number, chosen by the client and growing within a session; sending one
+again is harmless. Results stand in the order of the request's digests, groups one after another.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+
+from mmcache.key import DIGEST_BYTES, MM_HASH_MAX_BYTES, Scope
+
+PROTOCOL_VERSION: Final = 1
+MAX_MESSAGE_BYTES: Final = 1 << 20
+"""A larger frame is refused unread."""
+MAX_BATCH: Final = 4096
+"""Most keys in one message."""
+MAX_INFO_BYTES: Final = 4096
+
+Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+U64 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=86_400_000)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Text = Annotated[str, msgspec.Meta(max_length=512)]
+Info = Annotated[bytes, msgspec.Meta(max_length=MAX_INFO_BYTES)]
+"""Opaque to the controller: the entry's tensors and metadata, msgpack as in its prefix."""
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of all messages; a message is an array whose first element is its tag."""
+
+
+class _Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of what stands inside messages."""
+
+
+class KeyGroup(_Part, frozen=True):
+    """Keys of one scope."""
+
+    scope: Scope
+    digests: Annotated[list[Digest], msgspec.Meta(max_length=MAX_BATCH)]
+
+
+Groups = Annotated[list[KeyGroup], msgspec.Meta(max_length=MAX_BATCH)]
+
+
+# Client to controller
+
+
+class Hello(_Message, frozen=True, tag=1):
+    """Opens a session. `name` is a label for people; nothing is decided by it."""
+
+    version: int
+    name: Name
+    host: Text
+    pid: U64
+
+
+class Heartbeat(_Message, frozen=True, tag=2):
+    """Sent every TTL/4. `number` grows by one; `applied` is the unbroken prefix of the invalidation sequence."""
+
+    term: U64
+    session: U64
+    number: U64
+    applied: U64
+
+
+class Acquire(_Message, frozen=True, tag=3):
+    """Who computes these? `wait_ms` bounds how long this request waits for another's result; 0: it does not."""
+
+    term: U64
+    session: U64
+    request: U64
+    wait_ms: Milliseconds
+    groups: Groups
+
+
+class Renew(_Message, frozen=True, tag=4):
+    """Still computing under these claims."""
+
+    term: U64
+    session: U64
+    request: U64
+    tokens: Annotated[list[U64], msgspec.Meta(max_length=MAX_BATCH)]
+
+
+class Commitment(_Part, frozen=True):
+    """One entry that its publisher has seen in the store. `token` 0: published without a claim."""
+
+    mm_hash: Annotated[str, msgspec.Meta(min_length=1, max_length=MM_HASH_MAX_BYTES)]
+    generation: U64
+    token: U64
+    nbytes: U64
+    cost_ms: Annotated[float, msgspec.Meta(ge=0.0)]
+    info: Info
+
+
+class CommitGroup(_Part, frozen=True):
+    """Commitments of one scope."""
+
+    scope: Scope
+    entries: Annotated[list[Commitment], msgspec.Meta(max_length=MAX_BATCH)]
+
+
+class Commit(_Message, frozen=True, tag=5):
+    """These entries are readable; enter them in the directory and tell the waiters."""
+
+    term: U64
+    session: U64
+    request: U64
+    groups: Annotated[list[CommitGroup], msgspec.Meta(max_length=MAX_BATCH)]
+
+
+class AbortReason(enum.IntEnum):
+    """Why a claim was given up; it decides what happens to the waiters."""
+
+    FAILED = 1
+    """The computation or its publication failed: the next waiter gets the claim."""
+    UNWANTED = 2
+    """Nobody here needs it any more: the next waiter gets the claim."""
+    NO_ROOM = 3
+    """The store or the pool has no room: all waiters are released at once, to compute without claims."""
+    HELD = 4
+    """A dead writer holds the name: as NO_ROOM, and nobody gets a claim on it until the store lets it go."""
+
+
+class Abort(_Message, frozen=True, tag=6):
+    """Gives up claims. It has no answer."""
+
+    term: U64
+    session: U64
+    reason: AbortReason
+    tokens: Annotated[list[U64], msgspec.Meta(max_length=MAX_BATCH)]
+
+
+class Leave(_Message, frozen=True, tag=7):
+    """Stops waiting for all that acquire `request` still waits for. It has no answer."""
+
+    term: U64
+    session: U64
+    request: U64
+
+
+class Missing(_Part, frozen=True):
+    """An entry that the directory promised and the store did not deliver. `revision` is the promise's."""
+
+    scope: Scope
+    digest: Digest
+    revision: U64
+
+
+class Report(_Message, frozen=True, tag=8):
+    """Entries that were promised and are missing or fail verification. It has no answer."""
+
+    term: U64
+    session: U64
+    entries: Annotated[list[Missing], msgspec.Meta(max_length=MAX_BATCH)]
+
+
+class Lookup(_Message, frozen=True, tag=9):
+    """What does the directory know of these? Claims nothing."""
+
+    term: U64
+    session: U64
+    request: U64
+    groups: Groups
+
+
+class Goodbye(_Message, frozen=True, tag=10):
+    """Ends the session at once: its claims pass on."""
+
+    term: U64
+    session: U64
+
+
+ClientMessage = Hello | Heartbeat | Acquire | Renew | Commit | Abort | Leave | Report | Lookup | Goodbye
+
+
+# Controller to client
+
+
+class Welcome(_Message, frozen=True, tag=65):
+    """A session begins. Its term is the controller's, its number random; `lease_ms` and `hold_ms` are the store's."""
+
+    version: int
+    term: U64
+    session: U64
+    ttl_ms: Milliseconds
+    head: U64
+    lineage: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]{1,32}$")]
+    lease_ms: Milliseconds
+    hold_ms: Milliseconds
+
+
+class HelloAgain(_Message, frozen=True, tag=66):
+    """The session is not known here (any more); open another over a new connection."""
+
+    reason: Text
+
+
+class HeartbeatAnswer(_Message, frozen=True, tag=67):
+    """Answers heartbeat `number`; `head` is the newest number of the invalidation sequence."""
+
+    term: U64
+    session: U64
+    number: U64
+    head: U64
+
+
+class Hit(_Part, frozen=True, tag=0):
+    """It is in the directory. `revision` identifies this promise in a `Report`."""
+
+    generation: U64
+    revision: U64
+    nbytes: U64
+    info: Info
+
+
+class Granted(_Part, frozen=True, tag=1):
+    """Compute it: a claim for `claim_ms` from now, renewable."""
+
+    generation: U64
+    token: U64
+    claim_ms: Milliseconds
+
+
+class Waiting(_Part, frozen=True, tag=2):
+    """Another is computing; a `Resolved` will tell."""
+
+
+class Unclaimed(_Part, frozen=True, tag=3):
+    """Compute for yourself if you need it, and do not publish: there is no claim to be had now."""
+
+    reason: Text
+
+
+Answer = Hit | Granted | Waiting | Unclaimed
+Resolution = Hit | Granted | Unclaimed
+
+
+class Acquired(_Message, frozen=True, tag=68):
+    """Answers an `Acquire`, one result a key."""
+
+    term: U64
+    session: U64
+    request: U64
+    results: list[Answer]
+
+
+class Resolved(_Message, frozen=True, tag=69):
+    """Ends the wait of single keys of an earlier acquire: pairs of position in that request and result. Pushed."""
+
+    term: U64
+    session: U64
+    request: U64
+    results: list[tuple[int, Resolution]]
+
+
+class Renewed(_Message, frozen=True, tag=70):
+    """Answers a `Renew`: the tokens that are live claims no longer; the others run for `claim_ms` again."""
+
+    term: U64
+    session: U64
+    request: U64
+    claim_ms: Milliseconds
+    lost: list[U64]
+
+
+class CommitStatus(enum.IntEnum):
+    """What became of a commitment."""
+
+    STORED = 1
+    DUPLICATE = 2
+    """The directory had it already."""
+    OUTDATED = 3
+    """Its generation is over; the bytes are unreachable."""
+    REFUSED = 4
+    """The directory is full, or the generation is from the future."""
+
+
+class Committed(_Message, frozen=True, tag=71):
+    """Answers a `Commit`, one status an entry."""
+
+    term: U64
+    session: U64
+    request: U64
+    results: list[CommitStatus]
+
+
+class Found(_Message, frozen=True, tag=72):
+    """Answers a `Lookup`: a hit, or None where nothing is known."""
+
+    term: U64
+    session: U64
+    request: U64
+    results: list[Hit | None]
+
+
+class Refused(_Message, frozen=True, tag=73):
+    """A message was not understood or not accepted; `request` is 0 where it was not readable."""
+
+    request: U64
+    reason: Text
+
+
+ControllerMessage = Welcome | HelloAgain | HeartbeatAnswer | Acquired | Resolved | Renewed | Committed | Found | Refused
+
+_Decoded = TypeVar("_Decoded")
+
+_client_decoder = msgspec.msgpack.Decoder(ClientMessage)
+_controller_decoder = msgspec.msgpack.Decoder(ControllerMessage)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class MalformedMessage(ValueError):
+    """A frame that is too large, no message, or a message with a field out of bounds."""
+
+
+def encode(message: ClientMessage | ControllerMessage) -> bytes:
+    """The frame of a message."""
+    return _encoder.encode(message)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_Decoded], frame: bytes) -> _Decoded:
+    if len(frame) > MAX_MESSAGE_BYTES:
+        raise MalformedMessage(f"a frame of {len(frame)} bytes; at most {MAX_MESSAGE_BYTES} are read")
+    try:
+        return decoder.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedMessage(str(error)) from error
+
+
+def decode_from_client(frame: bytes) -> ClientMessage:
+    """The message in a frame that a client sent. Raises MalformedMessage."""
+    return _decode(_client_decoder, frame)
+
+
+def decode_from_controller(frame: bytes) -> ControllerMessage:
+    """The message in a frame that the controller sent. Raises MalformedMessage."""
+    return _decode(_controller_decoder, frame)

@@ -1,0 +1,1 @@
+"""The controller: who computes, what exists, who is there."""

@@ -1,0 +1,1 @@
+"""Registered memory: extents, pools and the tensors that live in them."""

@@ -1,0 +1,1 @@
+"""Where the bytes are: one contract, Mooncake Store behind it, and a store in memory for simulation."""
