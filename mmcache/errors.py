@@ -19,11 +19,16 @@ class InvalidEntry(MMCacheError, ValueError):
     """What was to be published cannot be an entry (tensor on the meta device, metadata too large, …)."""
 
 
+CORRUPT_REASONS = frozenset(
+    {"magic", "version", "prefix_checksum", "metadata", "identity", "length", "layout", "payload_checksum"}
+)
+
+
 class CorruptEntry(MMCacheError):
     """Bytes under one of our names are not the entry that they should be.
 
-    `reason` is a short word for counters (`magic`, `version`, `prefix_checksum`, `metadata`, `identity`, `length`,
-    `layout`, `payload_checksum`).
+    `reason` is a short word for counters: one of `CORRUPT_REASONS`, or `unexpected` where the entry is sound but not of
+    the shapes and dtypes that its reader asked for.
     """
 
     def __init__(self, reason: str, detail: str) -> None:

@@ -28,10 +28,11 @@ _FIELD_LIMITS: Final = {"model": 256, "version": 128, "lora": 128, "modality": 3
 """Longest value of each field in characters; a field holds printable ASCII without spaces."""
 _PRINTABLE: Final = re.compile(r"[!-~]+\Z")
 _LINEAGE: Final = re.compile(r"[a-z0-9]{1,32}\Z")
+_fingerprint_encoder = msgspec.msgpack.Encoder(order="deterministic")  # not JSON: there NaN is null and bytes are str
 
 
 def _check_field(name: str, value: object) -> None:
-    if not isinstance(value, str):
+    if type(value) is not str:  # a subclass may compare as it likes, and is not written to messages
         raise InvalidKey(f"{name} must be a str, not {type(value).__name__}")
     limit = _FIELD_LIMITS[name]
     if not value:
@@ -43,7 +44,7 @@ def _check_field(name: str, value: object) -> None:
 
 
 def _check_mm_hash(value: object) -> bytes:
-    if not isinstance(value, str):
+    if type(value) is not str:
         raise InvalidKey(f"mm_hash must be a str, not {type(value).__name__}")
     if not value:
         raise InvalidKey("mm_hash must not be empty")
@@ -129,6 +130,9 @@ class EncoderFingerprint(msgspec.Struct, frozen=True, kw_only=True):
         quantization: the scheme, or None.
         processor: the preprocessor's configuration, as plain JSON-like data or its digest.
         extra: anything else that changes the output (attention backend where it matters, merge size, …).
+
+    Raises:
+        InvalidKey: a part is not the str that it must be; or, from `version`, not plain data.
     """
 
     weights: str
@@ -137,15 +141,21 @@ class EncoderFingerprint(msgspec.Struct, frozen=True, kw_only=True):
     processor: object = None
     extra: object = None
 
+    def __post_init__(self) -> None:
+        for name in ("weights", "dtype", "quantization"):
+            value = getattr(self, name)
+            if type(value) is not str and not (value is None and name == "quantization"):
+                raise InvalidKey(f"EncoderFingerprint: {name} must be a str, not {type(value).__name__}")
+
     @property
     def version(self) -> str:
         """`f1-` and 64 hex digits; equal for equal fingerprints in every process."""
         try:
             parts = [
-                msgspec.json.encode(part, order="deterministic")
+                _fingerprint_encoder.encode(part)
                 for part in (self.weights, self.dtype, self.quantization, self.processor, self.extra)
             ]
-        except TypeError as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidKey(f"EncoderFingerprint takes plain data only: {error}") from error
         return "f1-" + _framed_digest(b"mmc1.encoder", *parts).hex()
 
@@ -190,4 +200,6 @@ def _name_stem(lineage: str, scope: Scope) -> str:
 
 def store_name(key: EmbeddingKey, *, lineage: str, generation: int) -> str:
     """The name under which the store keeps `key` at `generation`, in the world of the controller with `lineage`."""
+    if generation < 0:
+        raise InvalidKey(f"generation must be from 0 up, got {generation}")
     return f"{_name_stem(lineage, key.scope)}{key.mm_digest.hex()}.{generation}"

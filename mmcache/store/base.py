@@ -3,6 +3,7 @@
 A store never owns the caller's blocks: it is given addresses inside memory that it lent (`allocate_region`), and says
 of each whether a transfer may still land there. All calls block; deadlines are `time.monotonic()` seconds, and one that
 passes between two chunks leaves the rest `TIMED_OUT`. A single call below may overrun it: callers hand it to a thread.
+The names of one call must differ.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class ReadResult(NamedTuple):
 
     outcome: Outcome
     nbytes: int = 0
-    """The object's size in bytes, when OK."""
+    """The object's size in bytes when OK; when TOO_SMALL, its size where the store could tell, else 0."""
     settled: bool = True
     """False: a transfer into this address may still land, so its block must never be used again."""
 

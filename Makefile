@@ -1,0 +1,47 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each sets up all that it needs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEBIAN_PACKAGES := libibverbs1 librdmacm1 libnuma1
+# Build of torch for machines without a GPU; a bare `torch` can pull gigabytes of CUDA libraries.
+TORCH ?= torch==2.13.0
+
+.PHONY: help setup demo test lint format clean
+
+help:  ## list the commands
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.installed  ## make the virtual environment and install everything into it
+
+$(VENV)/.installed: pyproject.toml Makefile
+	@missing=""; for package in $(DEBIAN_PACKAGES); do \
+	  dpkg-query -W -f='$${Status}' $$package 2>/dev/null | grep -q 'ok installed' || missing="$$missing $$package"; done; \
+	if [ -n "$$missing" ]; then echo "installing Debian packages:$$missing"; \
+	  sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	  $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing; fi
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --editable '.[cpu,demo,dev]'
+	@touch $@
+
+demo: setup  ## photographs through a vision tower: encoders publish, prefill processes read
+	$(BIN)/mmcache demo $(DEMO_ARGUMENTS)
+
+test: setup  ## all tests, on real processes
+	$(BIN)/python -m pytest $(TEST_ARGUMENTS)
+
+lint: setup  ## format, lint, types for every supported Python, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	for version in 3.10 3.12 3.13; do $(BIN)/mypy --python-version $$version || exit 1; done
+	$(BIN)/lint-imports
+
+format: setup  ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove what the other commands made
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,51 @@
+"""`mmcache controller`: the controller alone, for as long as the command runs."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmcache.cli.errors import ClusterError, reported
+from mmcache.config import Settings, load
+
+
+def controller(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="Settings. Default: the file that MMCACHE_CONFIG names.")
+    ] = None,
+    bind: Annotated[
+        str | None, typer.Option(help="Where to listen, such as tcp://127.0.0.1:7710. Default: controller.bind.")
+    ] = None,
+) -> None:
+    """Run the controller: who computes, what exists, who is there.
+
+    Ends with Ctrl-C or SIGTERM. Whoever reaches its port can speak to it: keep it on loopback or a trusted network.
+    """
+    with reported("controller"):
+        settings = load(config, overrides={} if bind is None else {"controller.bind": bind})
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        _serve(settings)
+
+
+def _serve(settings: Settings) -> None:
+    from mmcache.controller.core import ControllerLimits  # noqa: PLC0415 (`mmcache --help` needs none of it)
+    from mmcache.controller.server import new_core, serve  # noqa: PLC0415
+
+    limits = ControllerLimits(
+        ttl_ms=_milliseconds(settings.controller.session_ttl),
+        claim_ms=_milliseconds(settings.controller.claim_timeout),
+        lease_ms=_milliseconds(settings.store.lease),
+        max_sessions=settings.controller.max_sessions,
+        max_entries=settings.controller.max_entries,
+    )
+    try:
+        serve(settings.controller.bind, new_core(limits), ready=lambda address: typer.echo(f"controller at {address}"))
+    except OSError as error:
+        raise ClusterError(f"cannot listen at {settings.controller.bind}: {error.strerror}") from error
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)

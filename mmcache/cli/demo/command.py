@@ -1,0 +1,75 @@
+"""`mmcache demo` on the command line. Imports nothing heavy, so that `mmcache --help` stays quick."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Final, NoReturn
+
+import typer
+
+_REQUIRED: Final = {"PIL": "Pillow", "skimage": "scikit-image", "transformers": "transformers"}
+
+
+def demo(
+    images: Annotated[
+        Path | None, typer.Option(help="A directory of your own images. Default: photographs that scikit-image ships.")
+    ] = None,
+    encoders: Annotated[int, typer.Option(min=1, max=32, help="Encoder processes.")] = 2,
+    prefills: Annotated[int, typer.Option(min=1, max=32, help="Prefill processes.")] = 2,
+    requests: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Requests in all. Default: eight for each image.")
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="A local SigLIP or CLIP checkpoint. Default: SigLIP base with seeded random weights."),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+    ] = False,
+) -> None:
+    """Encode photographs in some processes, read the embeddings in others, and check every bit.
+
+    Starts a cluster of its own on this machine and stops it at the end. Exits with 1 if any embedding differs from a
+    direct encode, if any photograph was encoded twice, or if a request was not served.
+    """
+    missing = [name for module, name in _REQUIRED.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        typer.echo(f"The demo needs {', '.join(missing)}: pip install 'mmcache[demo]'", err=True)
+        raise typer.Exit(1)
+
+    import msgspec  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415
+
+    from mmcache.cli.demo.progress import Stages  # noqa: PLC0415
+    from mmcache.cli.demo.report import tables, verdict  # noqa: PLC0415
+    from mmcache.cli.demo.run import DemoOptions, run_demo  # noqa: PLC0415
+    from mmcache.errors import MMCacheError  # noqa: PLC0415
+
+    options = DemoOptions(images=images, encoders=encoders, prefills=prefills, requests=requests, weights=weights)
+    previous = signal.signal(signal.SIGTERM, _end)
+    try:
+        report = run_demo(options, Stages(Console(stderr=True)))
+    except MMCacheError as error:
+        typer.echo(f"mmcache demo: {error}", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.echo("Interrupted; all that the demo started has ended.", err=True)
+        raise typer.Exit(128 + signal.SIGINT) from None
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    if json:
+        typer.echo(msgspec.json.encode(report))
+    else:
+        console = Console()
+        for table in tables(report):
+            console.print(table)
+        console.print(verdict(report), markup=False, highlight=False)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _end(*_: object) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)  # an exception, so that what was started is ended

@@ -1,0 +1,168 @@
+"""The parent's side of the demo's processes: each has a name, two pipes, a log, and an end on every path."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final, NamedTuple, cast
+
+import msgspec
+
+from mmcache.cli import tether
+from mmcache.cli.demo.errors import DemoError
+from mmcache.cli.demo.protocol import Answer, Command, Finished, decode_answer, encode_line
+from mmcache.config import without_settings
+
+STOP_S: Final = 10.0
+"""A worker that has not ended this long after SIGTERM is killed."""
+_TAIL_BYTES: Final = 4000
+_ENVIRONMENT: Final = {
+    "HF_HUB_OFFLINE": "1",  # the demo downloads nothing
+    "MKL_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+
+
+class Worker:
+    """One process. It is tied to the main thread, which must start it, and dies with it.
+
+    It leads a session of its own, so that Ctrl-C reaches the parent alone. Its stderr is a log.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self._log = log
+        with log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=log.parent,  # not where the user happens to be: `python -m` looks for modules there first
+                env=dict(environment),
+                start_new_session=True,
+            )
+        self.commands = cast(IO[bytes], self._process.stdin)
+        self.answers = cast(IO[bytes], self._process.stdout)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def terminate(self) -> None:
+        """Ask it to end; idempotent."""
+        self._process.terminate()
+
+    def stop(self) -> None:
+        """Wait until it has ended, and end it if that takes too long; idempotent."""
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        with contextlib.suppress(OSError):  # a command that never left its buffer
+            self.commands.close()
+
+    def ended(self, doing: str) -> DemoError:
+        """What to raise when it stopped answering."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_S)
+        code = self._process.returncode
+        how = "closed its pipe" if code is None else f"ended with status {code}"
+        if code is not None and code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
+        return DemoError(f"{self.name} {how} {doing}:\n{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        """The end of its log."""
+        with self._log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return log.read().decode(errors="replace").strip() or "(its log is empty)"
+
+
+class _Said(NamedTuple):
+    worker: Worker
+    answer: Answer | None
+    """None: its pipe has ended before it said `Finished`, or carried nonsense."""
+
+
+class Workers:
+    """All worker processes, and one queue of what they say. A context manager that ends them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._workers: dict[str, Worker] = {}
+        self._readers: list[threading.Thread] = []
+        self._said: queue.SimpleQueue[_Said] = queue.SimpleQueue()
+
+    def start(self, name: str, arguments: Sequence[str]) -> Worker:
+        """Runs `mmcache.cli.demo.worker` with these arguments."""
+        command = [sys.executable, "-m", "mmcache.cli.demo.worker", *arguments]
+        log = self._directory / f"{name}.log"
+        worker = Worker(name, command, log=log, environment={**without_settings(os.environ), **_ENVIRONMENT})
+        self._workers[name] = worker
+        reader = threading.Thread(target=self._read, args=(worker,), name=f"read-{name}", daemon=True)
+        self._readers.append(reader)
+        reader.start()
+        return worker
+
+    def send(self, name: str, command: Command) -> None:
+        """Writes one line; with so few requests in hand at once, the pipe has room for it.
+
+        Raises:
+            DemoError: the worker has ended.
+        """
+        worker = self._workers[name]
+        try:
+            worker.commands.write(encode_line(command))
+            worker.commands.flush()
+        except OSError as error:
+            raise worker.ended("while requests were sent to it") from error
+
+    def receive(self, *, deadline: float) -> tuple[str, Answer]:
+        """The next line of any worker.
+
+        Args:
+            deadline: `time.monotonic()` seconds.
+
+        Raises:
+            DemoError: a worker ended or wrote nonsense, or nobody said anything until the deadline.
+        """
+        try:
+            worker, answer = self._said.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            tails = "\n".join(f"--- {worker.name}\n{worker.log_tail()}" for worker in self._workers.values())
+            raise DemoError(f"no process of the demo has answered for too long; their logs end so:\n{tails}") from None
+        if answer is None:
+            raise worker.ended("before its work was done")
+        return worker.name, answer
+
+    def _read(self, worker: Worker) -> None:
+        with worker.answers, contextlib.suppress(msgspec.MsgspecError):
+            for line in worker.answers:
+                answer = decode_answer(line)
+                self._said.put(_Said(worker, answer))
+                if isinstance(answer, Finished):
+                    return
+        self._said.put(_Said(worker, None))
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers.values():
+            worker.terminate()  # all at once, then one after another
+        for worker in self._workers.values():
+            worker.stop()
+        for reader in self._readers:
+            reader.join()  # its pipe ended with its process

@@ -1,0 +1,36 @@
+"""The `mmcache` command. Only light imports at the top: `--help` must answer at once."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Annotated
+
+import typer
+
+from mmcache.cli.controller import controller
+from mmcache.cli.demo.command import demo
+from mmcache.cli.up import up
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command()(up)
+app.command()(controller)
+app.command()(demo)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mmcache {importlib.metadata.version('mmcache')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """A shared cache of multimodal embeddings for disaggregated serving, on Mooncake Store."""
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,48 @@
+"""Signals that wake a wait, instead of an exception that strikes anywhere."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from types import FrameType
+from typing import Final
+
+STOPS: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+"""Each of these asks the process to end."""
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    """A handler must stand for Python to write the signal's number to the wake-up pipe."""
+
+
+class Signals:
+    """Within a `with` block, STOPS and SIGCHLD only wake `wait`. For the main thread, one at a time.
+
+    A SIGHUP that was ignored (`nohup`) stays ignored.
+    """
+
+    def __enter__(self) -> Signals:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._previous = {
+            number: signal.signal(number, _note)
+            for number in (*STOPS, signal.SIGCHLD)
+            if not (number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN)
+        }
+        self._previous_pipe = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._previous_pipe)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        os.close(self._read)
+        os.close(self._write)
+
+    def wait(self, timeout: float | None) -> frozenset[int]:
+        """Signals that came since the last wait, as soon as there is one; none at all after `timeout` seconds."""
+        if not select.select([self._read], [], [], timeout)[0]:
+            return frozenset()
+        return frozenset(os.read(self._read, 4096))

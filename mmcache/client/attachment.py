@@ -1,0 +1,97 @@
+"""This process's attachment to the store, and the pool that is registered with it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from mmcache.errors import LifecycleError, MMCacheError, StoreUnavailable
+from mmcache.memory.pool import RegisteredPool
+from mmcache.metrics import Counters
+from mmcache.store.base import Store
+
+_log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 2.0
+
+
+class Attachment(NamedTuple):
+    """A store and the pool in its memory; they belong together."""
+
+    store: Store
+    pool: RegisteredPool
+
+
+class Attacher:
+    """Attaches to the store when it can, at once or later in the background, and owns the attachment.
+
+    Args:
+        attach: builds and attaches a store; called on a thread of its own when the first try failed.
+        pool_bytes: size of the one region that is registered.
+    """
+
+    def __init__(self, attach: Callable[[], Store], *, pool_bytes: int, counters: Counters) -> None:
+        self._attach = attach
+        self._pool_bytes = pool_bytes
+        self._counters = counters
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.current: Attachment | None = None
+        self.last_error: MMCacheError | None = None
+
+    def start(self, timeout: float) -> Attachment | None:
+        """Attach within `timeout` seconds if the store answers; otherwise go on trying in the background."""
+        attached = threading.Event()
+        self._thread = threading.Thread(target=self._keep_trying, args=(attached,), name="mmcache-attach", daemon=True)
+        self._thread.start()
+        attached.wait(timeout)
+        return self.current
+
+    def require(self) -> Attachment:
+        """The attachment. Raises StoreUnavailable while there is none."""
+        if (attachment := self.current) is None:
+            raise StoreUnavailable(f"not attached to the store: {self.last_error or 'still trying'}")
+        return attachment
+
+    def _keep_trying(self, first_try_ended: threading.Event) -> None:
+        while not self._closing.is_set():
+            try:
+                self._try()
+            except MMCacheError as error:
+                if self.last_error is None:
+                    _log.warning("cannot attach to the store, reads will miss until it answers: %s", error)
+                self.last_error = error
+                self._counters.add("attach_failed")
+            first_try_ended.set()
+            if self.current is not None:
+                return
+            self._closing.wait(RETRY_SECONDS)
+
+    def _try(self) -> None:
+        store = self._attach()
+        try:
+            region = store.allocate_region(self._pool_bytes)
+            pool = RegisteredPool(region.address, region.nbytes)
+        except BaseException:
+            store.close()
+            raise
+        with self._lock:
+            if self._closing.is_set():
+                store.close()
+                raise LifecycleError("closed while attaching")
+            self.current = Attachment(store, pool)
+        _log.info("attached to the store as %s", store.kind)
+
+    def close(self, deadline: float) -> None:
+        """Detach. Idempotent."""
+        self._closing.set()
+        with self._lock:
+            attachment, self.current = self.current, None
+        if attachment is not None:
+            attachment.store.close()
+        if self._thread is not None:
+            self._thread.join(timeout=max(0.0, deadline - time.monotonic()))

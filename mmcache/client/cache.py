@@ -1,0 +1,431 @@
+"""The client: what encoders publish with and prefill processes read with."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from mmcache import config
+from mmcache.client.attachment import Attacher
+from mmcache.client.calls import IoThreads
+from mmcache.client.compute import Computation, ComputeMany, Timeouts
+from mmcache.client.local import Expectation, Like
+from mmcache.client.names import NamedKey
+from mmcache.client.publish import DUPLICATE, Publication, Publisher, Tensors, dropped
+from mmcache.client.reads import ABSENT, Reader
+from mmcache.client.results import Embedding, EntryInfo, PutResult
+from mmcache.control.channel import ControlChannel
+from mmcache.entry import decode_info
+from mmcache.errors import (
+    CORRUPT_REASONS,
+    ControllerUnavailable,
+    CorruptEntry,
+    DeadlineExceeded,
+    EntryDropped,
+    InvalidEntry,
+    LifecycleError,
+    MMCacheError,
+    PoolExhausted,
+    StoreUnavailable,
+)
+from mmcache.key import EmbeddingKey
+from mmcache.metrics import Counters
+from mmcache.store.base import Store
+from mmcache.store.mooncake import MooncakeStore
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_OBJECT_BYTES = 1 << 20
+"""Where neither name nor scope was seen before, a read first tries with a block of this size."""
+
+
+class MMCache:
+    """A process's view of the shared cache. Thread-safe; made by `connect`, after fork, and closed once.
+
+    What goes wrong below is a miss or a drop, counted in `stats()`; only bad input, use after `close` and use in a
+    forked child raise. With `strict=True` everything but a plain miss raises. No call outlasts its `timeout` (seconds;
+    the configured one by default) by more than scheduling, but for the time that the caller's own function takes.
+    """
+
+    def __init__(self, settings: config.Settings) -> None:
+        """Start the client's threads; use `connect`, which also waits until they can serve."""
+        client = settings.client
+        self._settings = settings
+        self._process = os.getpid()
+        self._closed = False
+        name = client.name or f"{socket.gethostname()}:{os.getpid()}"
+        self._counters = Counters()
+        self._io = IoThreads(client.io_threads)
+        self._attacher = Attacher(lambda: _attach(settings), pool_bytes=client.pool_bytes, counters=self._counters)
+        self._channel = ControlChannel(settings.control.address, name=name, counters=self._counters)
+        self._reader = Reader(
+            io=self._io,
+            channel=self._channel,
+            attacher=self._attacher,
+            counters=self._counters,
+            verify=client.verify,
+            local_entries=client.local_entries,
+            default_bytes=min(DEFAULT_OBJECT_BYTES, client.pool_bytes // 16),
+        )
+        self._publisher = Publisher(
+            io=self._io,
+            channel=self._channel,
+            attacher=self._attacher,
+            counters=self._counters,
+            producer=name,
+            local_entries=client.local_entries,
+            check_finite=client.check_finite,
+        )
+        self._end = weakref.finalize(self, _end_parts, self._process, self._channel, self._attacher, self._io)
+
+    @classmethod
+    def connect(cls, path: str | Path | None = None, **client: object) -> MMCache:
+        """Connect as a configuration file says, and wait until the cache can serve.
+
+        Args:
+            path: the file, such as the `client.yaml` that `mmcache up` writes; by default the one that `MMCACHE_CONFIG`
+                names. The environment overrides it.
+            **client: settings of the `client` section, which override both: `connect(pool_bytes="1GiB", strict=True)`.
+
+        If store or controller do not answer within `connect_timeout`, the cache comes up anyway: its reads miss and its
+        puts drop until they do. With `strict=True` it raises StoreUnavailable or ControllerUnavailable instead.
+
+        Raises:
+            ConfigError: a setting is unknown or ill-typed; the message names it.
+        """
+        settings = config.load(path, overrides={f"client.{name}": value for name, value in client.items()})
+        cache = cls(settings)
+        try:
+            cache._start()
+        except BaseException:
+            cache.close()
+            raise
+        return cache
+
+    def _start(self) -> None:
+        deadline = time.monotonic() + self._settings.client.connect_timeout
+        # The store first: its set-up can hold the interpreter for seconds, which a young session would not outlive.
+        attachment = self._attacher.start(deadline - time.monotonic())
+        self._channel.start()
+        view = self._channel.wait_fresh(max(0.5, deadline - time.monotonic()))
+        if view is None:
+            _log.warning("no controller at %s yet; reads miss until it answers", self._settings.control.address)
+        if self._settings.client.strict:
+            if attachment is None:
+                self._attacher.require()
+            if view is None:
+                raise ControllerUnavailable(f"no controller answers at {self._settings.control.address}")
+
+    # Reading
+
+    def get(self, key: EmbeddingKey, *, like: Like | None = None, timeout: float | None = None) -> Embedding | None:
+        """The embedding, or None on a miss. See `get_many`."""
+        return self.get_many([key], like=like, timeout=timeout)[0]
+
+    def get_many(
+        self, keys: Sequence[EmbeddingKey], *, like: Like | None = None, timeout: float | None = None
+    ) -> list[Embedding | None]:
+        """Read entries in one batch; None where there is none, in the order of the keys.
+
+        Args:
+            keys: any number; repeated ones are read once.
+            like: a tensor (any device, meta included), or named tensors, of the shapes and dtypes that every entry must
+                have. It spares a guess at the size; an entry that looks different is a miss.
+            timeout: seconds; `client.read_timeout` by default.
+        """
+        self._check_usable()
+        expect = Expectation(like) if like is not None else None
+        deadline = self._deadline(timeout, self._settings.client.read_timeout)
+        wanted = self._reader.wanted(keys)
+        if wanted is None:
+            self._counters.add("miss", len(keys), reason="not_fresh")
+            self._complain("not_fresh")
+            return [None] * len(keys)
+        try:
+            batch = self._reader.read(wanted, expect=expect, deadline=deadline)
+        except Exception as error:  # noqa: BLE001 - no fault of the cache may reach an engine; counted and logged
+            self._survive(error)
+            return [None] * len(keys)
+        for reason in batch.missing.values():
+            self._complain(reason)
+        found = batch.found
+        return [
+            embedding
+            if (embedding := found.get(item.name)) is None or embedding.key is item.key
+            else Embedding(item.key, embedding.tensors, embedding.meta, embedding.source)
+            for item in wanted
+        ]
+
+    def lookup(self, keys: Sequence[EmbeddingKey], *, timeout: float | None = None) -> list[EntryInfo | None]:
+        """What the controller knows of entries, without reading or claiming them; None where it knows nothing."""
+        self._check_usable()
+        try:
+            hits = self._channel.lookup(keys, deadline=self._deadline(timeout, self._settings.client.read_timeout))
+        except MMCacheError as error:
+            self._counters.add("lookup_failed", reason=type(error).__name__)
+            if self._settings.client.strict:
+                raise
+            return [None] * len(keys)
+        results: list[EntryInfo | None] = []
+        for key, hit in zip(keys, hits, strict=True):
+            try:
+                info = decode_info(hit.info) if hit is not None else None
+            except CorruptEntry as error:
+                self._counters.add("lookup_failed", reason=error.reason)
+                info = None
+            results.append(
+                EntryInfo(key, hit.nbytes, hit.generation, info.tensors, info.meta) if hit and info else None
+            )
+        return results
+
+    # Publishing
+
+    def empty(self, shape: Iterable[int], dtype: torch.dtype = torch.float32, *, timeout: float = 0.0) -> torch.Tensor:
+        """An uninitialised tensor in registered memory: encode into it, and publishing it copies nothing.
+
+        It is an ordinary tensor on the CPU and may outlive the cache. Do not write to it while a put of it runs. When
+        the pool has no room within `timeout` seconds, or there is no store, it is an ordinary tensor outside the pool
+        (counted); `strict=True` raises PoolExhausted or StoreUnavailable.
+        """
+        self._check_usable()
+        size = tuple(shape)
+        try:
+            return self._publisher.empty(size, dtype, deadline=time.monotonic() + timeout)
+        except (PoolExhausted, StoreUnavailable) as error:
+            self._counters.add("empty_outside_pool", reason=type(error).__name__)
+            if self._settings.client.strict:
+                raise
+            return torch.empty(size, dtype=dtype)
+
+    def put(
+        self,
+        key: EmbeddingKey,
+        tensors: Tensors,
+        *,
+        meta: Mapping[str, object] | None = None,
+        cost_ms: float = 0.0,
+        timeout: float | None = None,
+    ) -> PutResult:
+        """Publish one embedding. See `put_many`."""
+        return self.put_many([(key, tensors)], meta=meta, cost_ms=cost_ms, timeout=timeout)[0]
+
+    def put_many(
+        self,
+        entries: Iterable[tuple[EmbeddingKey, Tensors]],
+        *,
+        meta: Mapping[str, object] | None = None,
+        cost_ms: float = 0.0,
+        timeout: float | None = None,
+    ) -> list[PutResult]:
+        """Publish embeddings in one batch; when it returns `stored`, every process can read them.
+
+        Args:
+            entries: keys with a dense tensor of any shape, or with named tensors. A key given twice is published once.
+            meta: plain data to keep with each entry (`{"grid_thw": [1, 16, 16]}`); about 2 KiB at most.
+            cost_ms: what encoding one of them cost.
+            timeout: seconds; `client.publish_timeout` by default.
+
+        Raises:
+            InvalidEntry: something here can never be an entry; nothing was sent.
+        """
+        self._check_usable()
+        deadline = self._deadline(timeout, self._settings.client.publish_timeout)
+        pairs = list(entries)
+        keys = [key for key, _ in pairs]
+        targets = self._reader.wanted(keys)
+        publications = [
+            self._publisher.prepare(target, tensors, meta=meta, cost_ms=cost_ms)
+            for target, (_, tensors) in zip(
+                targets or [NamedKey.of(key, "none", 0) for key in keys], pairs, strict=True
+            )
+        ]
+        distinct: dict[str, Publication] = {}
+        for item in publications:
+            distinct.setdefault(item.name, item)
+        if targets is None:
+            self._counters.add("put", len(distinct), reason="not_fresh")
+            results = [dropped("not_fresh")] * len(distinct)
+        else:
+            try:
+                results = self._publisher.publish(list(distinct.values()), deadline=deadline)
+            except Exception as error:  # noqa: BLE001 - no fault of the cache may reach an engine; counted and logged
+                self._survive(error)
+                results = [dropped("failed")] * len(distinct)
+        if self._settings.client.strict:
+            for item, result in zip(distinct.values(), results, strict=True):
+                if not result.readable:
+                    raise EntryDropped(result.reason, f"{item.target.key} was not published")
+        by_name = dict(zip(distinct, results, strict=True))
+        return [
+            DUPLICATE if by_name[item.name].readable and item is not distinct[item.name] else by_name[item.name]
+            for item in publications
+        ]
+
+    # Computing once
+
+    def get_or_compute(
+        self,
+        key: EmbeddingKey,
+        compute: Callable[[], Tensors],
+        *,
+        like: Like | None = None,
+        meta: Mapping[str, object] | None = None,
+        timeout: float | None = None,
+    ) -> Embedding:
+        """The embedding, computed by `compute` if nobody has it or is computing it. See `get_or_compute_many`."""
+        return self.get_or_compute_many([key], lambda _: [compute()], like=like, meta=meta, timeout=timeout)[0]
+
+    def get_or_compute_many(
+        self,
+        keys: Sequence[EmbeddingKey],
+        compute: ComputeMany,
+        *,
+        batch: int = 16,
+        like: Like | None = None,
+        meta: Mapping[str, object] | None = None,
+        timeout: float | None = None,
+    ) -> list[Embedding]:
+        """An embedding for each key; of all processes that ask at the same time, one computes each.
+
+        Args:
+            keys: any number; repeated ones are computed once.
+            compute: given some of the keys, returns a tensor (or named tensors) for each. Called in this thread, never
+                with more than `batch` keys at once; each batch is published before the next.
+            like: see `get_many`.
+            meta: see `put_many`.
+            timeout: longest wait in seconds for another process's result (`client.wait_timeout` by default); after it
+                this process computes for itself.
+
+        Raises:
+            Whatever `compute` raises; its claims then pass to others. InvalidEntry: it returned no embedding.
+        """
+        self._check_usable()
+        if batch < 1:
+            raise ValueError(f"batch must be at least 1, not {batch}")
+        client = self._settings.client
+        timeouts = Timeouts(
+            client.read_timeout,
+            client.publish_timeout,
+            client.wait_timeout if timeout is None else timeout,
+            client.compute_timeout,
+        )
+        computation = Computation(
+            reader=self._reader,
+            publisher=self._publisher,
+            channel=self._channel,
+            counters=self._counters,
+            timeouts=timeouts,
+            compute=compute,
+            batch=batch,
+            expect=Expectation(like) if like is not None else None,
+            meta=meta,
+        )
+        try:
+            found = computation.run(keys)
+        except Exception as error:
+            if error is computation.callers_error or isinstance(error, InvalidEntry):
+                raise
+            self._survive(error)
+            found = computation.run_alone(keys)
+        return [found[key] for key in keys]
+
+    # The client itself
+
+    def stats(self) -> dict[str, float]:
+        """Counters since `connect`, latencies in ms, and the pool's state; names are stable, values are numbers."""
+        stats: dict[str, float] = dict(self._counters.snapshot())
+        view = self._channel.fresh() if not self._closed else None
+        attachment = self._attacher.current
+        stats["session.fresh"] = int(view is not None)
+        stats["store.attached"] = int(attachment is not None)
+        if attachment is not None:
+            stats.update((f"pool.{name}", value) for name, value in attachment.pool.stats().items())
+        for name, latency in (
+            ("latency.local", self._reader.local_latency),
+            ("latency.store", self._reader.store_latency),
+            ("latency.publish", self._publisher.latency),
+        ):
+            stats.update((f"{name}.{figure}", value) for figure, value in latency.snapshot().items())
+        return stats
+
+    def close(self) -> None:
+        """End the session and detach from the store. Idempotent. Tensors that were handed out stay valid."""
+        self._closed = True
+        self._end()
+
+    def __enter__(self) -> MMCache:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise LifecycleError("this MMCache is closed")
+        if os.getpid() != self._process:
+            raise LifecycleError("this MMCache belongs to the parent process: connect after fork, or use spawn")
+
+    @staticmethod
+    def _deadline(timeout: float | None, default: float) -> float:
+        return time.monotonic() + (default if timeout is None else timeout)
+
+    def _survive(self, error: Exception) -> None:
+        self._counters.add("internal_error", reason=type(error).__name__)
+        _log.exception("mmcache failed; the call ends as a miss")
+        if self._settings.client.strict:
+            raise error
+
+    def _complain(self, reason: str) -> None:
+        """With `strict`, raise for a miss that is a failure."""
+        if not self._settings.client.strict or reason == ABSENT:
+            return
+        if reason == "not_fresh":
+            raise ControllerUnavailable("no fresh session with the controller")
+        if reason == "deadline":
+            raise DeadlineExceeded("the store did not answer in time")
+        if reason in ("no_memory", "larger_than_pool"):
+            raise PoolExhausted(reason, fits=reason == "no_memory")
+        if reason == "unexpected" or reason in CORRUPT_REASONS:
+            raise CorruptEntry(reason, "the entry under this name cannot be used")
+        raise StoreUnavailable(f"the store's read failed: {reason}")
+
+
+def _nameless(key: EmbeddingKey) -> NamedKey:
+    """A key whose name cannot be known now, for checking what was to be published under it."""
+    return NamedKey.of(key, "unknown", 0)
+
+
+def _attach(settings: config.Settings) -> Store:
+    store = settings.store
+    return MooncakeStore.attach(
+        master=store.master,
+        sidecar=store.sidecar,
+        attach=store.attach,
+        metadata=store.metadata,
+        protocol=store.protocol,
+        devices=store.devices,
+        hostname=store.hostname,
+        lease_s=store.lease,
+        region_bytes=settings.client.pool_bytes,
+        timeout=settings.client.connect_timeout,
+    )
+
+
+def _end_parts(process: int, channel: ControlChannel, attacher: Attacher, io: IoThreads) -> None:
+    """The end of every part, each with a bound; in a forked child there is nothing to end."""
+    if os.getpid() != process:
+        return
+    channel.close()
+    deadline = time.monotonic() + 5.0
+    attacher.close(deadline)
+    io.close(deadline)

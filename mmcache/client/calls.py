@@ -1,0 +1,136 @@
+"""The client's I/O threads: calls that may hang run there, and their caller waits no longer than its deadline.
+
+A caller that gives up does not get its buffers back: it leaves a disposal with the call, which runs when the call has
+really ended, or at once if it never began.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+from mmcache.errors import DeadlineExceeded, LifecycleError, StoreUnavailable
+
+_Result = TypeVar("_Result")
+
+
+class Call(Generic[_Result]):
+    """One piece of work that was handed to an I/O thread."""
+
+    __slots__ = ("_disposal", "_done", "_error", "_lock", "_result", "_started", "_work")
+
+    def __init__(self, work: Callable[[], _Result]) -> None:
+        self._work: Callable[[], _Result] | None = work
+        self._lock = threading.Lock()
+        self._done = threading.Lock()  # held until the call has ended: cheaper to wait on than an Event
+        self._done.acquire()
+        self._started = False
+        self._result: _Result | None = None
+        self._error: BaseException | None = None
+        self._disposal: Callable[[_Result | None, bool], None] | None = None
+
+    def wait(self, deadline: float) -> _Result:
+        """The result. Raises what the work raised, or DeadlineExceeded; then `abandon` must follow."""
+        if not self._done.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise DeadlineExceeded("the store did not answer in time")
+        self._done.release()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]
+
+    def abandon(self, disposal: Callable[[_Result | None, bool], None]) -> None:
+        """Hand over what must happen when the call has ended: `disposal(result or None, whether it ever began)`."""
+        with self._lock:
+            if self._started and self._work is not None:
+                self._disposal = disposal
+                return
+            self._work = None
+        disposal(self._result, self._started)
+
+    def run(self) -> None:
+        """On an I/O thread: do the work, unless its caller has left before it began."""
+        with self._lock:
+            work = self._work
+            if work is None:
+                return
+            self._started = True
+        try:
+            self._result = work()
+        except BaseException as error:  # noqa: BLE001 - it is raised in the waiting caller
+            self._error = error
+        with self._lock:
+            self._work = None
+            disposal = self._disposal
+        self._done.release()
+        if disposal is not None:
+            disposal(self._result, True)
+
+
+class IoThreads:
+    """A few daemon threads with a bounded queue: a call that hangs for ever must not keep the process from ending."""
+
+    def __init__(self, count: int, *, max_pending: int = 1024) -> None:
+        self._queue: SimpleQueue[Call[object] | None] = SimpleQueue()
+        self._max_pending = max_pending
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"mmcache-io-{number}", daemon=True) for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, work: Callable[[], _Result]) -> Call[_Result]:
+        """Queue work. Raises StoreUnavailable when too much is queued already, LifecycleError after close."""
+        if self._closed:
+            raise LifecycleError("the cache is closed")
+        if self._queue.qsize() >= self._max_pending:
+            raise StoreUnavailable(f"{self._max_pending} calls are waiting for the store already")
+        call = Call(work)
+        self._queue.put(call)  # type: ignore[arg-type]
+        return call
+
+    def perform(
+        self,
+        work: Callable[[], _Result],
+        *,
+        deadline: float,
+        dispose: Callable[[_Result | None, bool], None],
+    ) -> _Result:
+        """Run `work` on an I/O thread and wait for its result, until the deadline.
+
+        When there is no result to return, `dispose(late result or None, whether the work ever began)` runs exactly
+        once, when the work has really ended, to give back what it used.
+
+        Raises:
+            DeadlineExceeded: the work goes on, or will be skipped.
+            StoreUnavailable: refused before any transfer began. And whatever else the work raises.
+        """
+        try:
+            call = self.submit(work)
+        except BaseException:
+            dispose(None, False)
+            raise
+        try:
+            return call.wait(deadline)
+        except StoreUnavailable:
+            dispose(None, False)
+            raise
+        except BaseException:
+            call.abandon(dispose)
+            raise
+
+    def _run(self) -> None:
+        while (call := self._queue.get()) is not None:
+            call.run()
+
+    def close(self, deadline: float) -> bool:
+        """Let the threads end; True if all did before the deadline."""
+        self._closed = True
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)

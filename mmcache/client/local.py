@@ -1,0 +1,108 @@
+"""What this process holds already: tensors over ready blocks, and the sizes that reads may expect."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+
+import torch
+
+from mmcache.client.results import DEFAULT_TENSOR, Embedding, Source
+from mmcache.entry import PREFIX_BYTES, EntryHeader, lay_out
+from mmcache.errors import CorruptEntry, InvalidEntry
+from mmcache.key import EmbeddingKey, Scope
+from mmcache.memory.host import dtype_name, dtype_of, tensor_over
+from mmcache.memory.pool import ReadyEntry, RegisteredPool
+
+Like = torch.Tensor | Mapping[str, torch.Tensor]
+"""What an entry's tensors must look like: only names, shapes and dtypes count, so tensors on the meta device serve."""
+
+
+class Expectation:
+    """The shapes and dtypes that a reader says its entries have, and the size that follows from them."""
+
+    __slots__ = ("_tensors", "object_bytes")
+
+    def __init__(self, like: Like) -> None:
+        tensors = {DEFAULT_TENSOR: like} if isinstance(like, torch.Tensor) else dict(like)
+        if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+            raise InvalidEntry("like must be a tensor, or a mapping of names to tensors")
+        layout = [(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()]
+        _, payload_bytes = lay_out(layout)
+        self._tensors = sorted(layout)
+        self.object_bytes = PREFIX_BYTES + payload_bytes
+
+    def check(self, header: EntryHeader) -> None:
+        """Raises CorruptEntry with reason `unexpected` when the entry is not what its reader can use."""
+        found = sorted((spec.name, spec.dtype, tuple(spec.shape)) for spec in header.tensors)
+        if found != self._tensors:
+            raise CorruptEntry("unexpected", f"the entry has {found}, its reader expects {self._tensors}")
+
+
+def embedding_from(
+    pool: RegisteredPool, entry: ReadyEntry, key: EmbeddingKey, *, source: Source, expect: Expectation | None
+) -> Embedding:
+    """Tensors over a ready entry that is held for this call; the hold passes to them.
+
+    Raises CorruptEntry when the entry is not what its reader expects.
+    """
+    header: EntryHeader = entry.value  # type: ignore[assignment]
+    try:
+        if expect is not None:
+            expect.check(header)
+        tensors = {
+            spec.name: tensor_over(
+                pool,
+                entry.block,
+                offset=PREFIX_BYTES + spec.offset,
+                nbytes=spec.nbytes,
+                dtype=dtype_of(spec.dtype),
+                shape=spec.shape,
+            )
+            for spec in header.tensors
+        }
+    finally:
+        pool.unhold(entry.block)
+    return Embedding(key, tensors, header.meta, source)
+
+
+class ExpectedSizes:
+    """Guesses an object's size in bytes from what its name or its scope had before. Thread-safe, bounded.
+
+    A scope's guess is the second largest of its last 16 sizes: nearly all of its entries fit, and one giant among them
+    does not make every read of its scope reserve a giant's room.
+    """
+
+    _LAST = 16
+
+    def __init__(self, *, default_bytes: int, max_names: int = 65_536, max_scopes: int = 1_024) -> None:
+        self._default_bytes = default_bytes
+        self._max_names = max_names
+        self._max_scopes = max_scopes
+        self._names: OrderedDict[str, int] = OrderedDict()
+        self._scopes: OrderedDict[Scope, deque[int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def guess(self, name: str, scope: Scope) -> int:
+        """Bytes that will probably do for this object."""
+        with self._lock:
+            if (known := self._names.get(name)) is not None:
+                return known
+            if (last := self._scopes.get(scope)) is None:
+                return self._default_bytes
+            return sorted(last)[-2:][0]
+
+    def learn(self, name: str, scope: Scope, nbytes: int) -> None:
+        """An object of this name had `nbytes`."""
+        with self._lock:
+            self._names[name] = nbytes
+            self._names.move_to_end(name)
+            if len(self._names) > self._max_names:
+                self._names.popitem(last=False)
+            if (last := self._scopes.get(scope)) is None:
+                last = self._scopes[scope] = deque(maxlen=self._LAST)
+            last.append(nbytes)
+            self._scopes.move_to_end(scope)
+            if len(self._scopes) > self._max_scopes:
+                self._scopes.popitem(last=False)

@@ -1,0 +1,304 @@
+"""Publishing: a block is filled, put in one batch, confirmed, and committed to the controller's directory.
+
+Bad input (what can never be an entry) raises before anything is sent. All else that goes wrong drops the entry, with
+the reason in a word.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from mmcache.client.attachment import Attacher, Attachment
+from mmcache.client.calls import IoThreads
+from mmcache.client.names import NamedKey
+from mmcache.client.results import DEFAULT_TENSOR, PutResult
+from mmcache.control.channel import CommitEntry, ControlChannel
+from mmcache.control.messages import CommitStatus
+from mmcache.entry import (
+    PREFIX_BYTES,
+    EntryHeader,
+    encode_info,
+    encode_prefix,
+    lay_out,
+    padding,
+    payload_checksum,
+)
+from mmcache.errors import ControllerUnavailable, DeadlineExceeded, InvalidEntry, PoolExhausted, StoreUnavailable
+from mmcache.memory.host import copy_into, dtype_name, tensor_over
+from mmcache.memory.pool import Block, BlockState, RegisteredPool
+from mmcache.metrics import Counters, Latency
+from mmcache.store import base
+from mmcache.store.base import Outcome
+
+Tensors = torch.Tensor | Mapping[str, torch.Tensor]
+
+STORED = PutResult("stored")
+DUPLICATE = PutResult("duplicate")
+
+
+def dropped(reason: str) -> PutResult:
+    """An entry that was not published, and why."""
+    return PutResult("dropped", reason)
+
+
+class Publication(NamedTuple):
+    """One entry that is to be published, checked: it fits the format, and its tensors can be read as bytes.
+
+    `token` is the claim under which it was computed, 0 without one; `object_bytes` is prefix and payload.
+    """
+
+    target: NamedKey
+    header: EntryHeader
+    tensors: tuple[torch.Tensor, ...]
+    info: bytes
+    token: int
+    object_bytes: int
+
+    @property
+    def name(self) -> str:
+        """The name under which the store is to keep it."""
+        return self.target.name
+
+
+class _Staged(NamedTuple):
+    """A publication in its block; `in_place` when that is the caller's own, from `empty`."""
+
+    publication: Publication
+    block: Block
+    in_place: bool
+
+
+class Publisher:
+    """Carries publications to the store and the directory."""
+
+    def __init__(
+        self,
+        *,
+        io: IoThreads,
+        channel: ControlChannel,
+        attacher: Attacher,
+        counters: Counters,
+        producer: str,
+        local_entries: bool,
+        check_finite: bool,
+    ) -> None:
+        self._io = io
+        self._channel = channel
+        self._attacher = attacher
+        self._counters = counters
+        self._producer = producer
+        self._local_entries = local_entries
+        self._check_finite = check_finite
+        self._in_place: dict[int, object] = {}
+        self.latency = Latency()
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, *, deadline: float) -> torch.Tensor:
+        """An uninitialised tensor in pool memory, with room for the prefix before it.
+
+        Raises PoolExhausted, or StoreUnavailable while there is no pool.
+        """
+        specs, payload_bytes = lay_out([(DEFAULT_TENSOR, dtype_name(dtype), shape)])
+        pool = self._attacher.require().pool
+        block = pool.allocate(PREFIX_BYTES + payload_bytes, deadline=deadline)
+        try:
+            return tensor_over(
+                pool, block, offset=PREFIX_BYTES, nbytes=specs[0].nbytes, dtype=dtype, shape=specs[0].shape
+            )
+        finally:
+            pool.unhold(block)  # from here on the tensor alone holds it
+
+    def prepare(
+        self,
+        target: NamedKey,
+        tensors: Tensors,
+        *,
+        token: int = 0,
+        meta: Mapping[str, object] | None = None,
+        cost_ms: float = 0.0,
+    ) -> Publication:
+        """Check what is to be published. Raises InvalidEntry, naming what cannot be an entry."""
+        named = {DEFAULT_TENSOR: tensors} if isinstance(tensors, torch.Tensor) else dict(tensors)
+        if not named:
+            raise InvalidEntry("an entry needs at least one tensor")
+        strided = {name: _readable_as_bytes(name, tensor) for name, tensor in named.items()}
+        specs, payload_bytes = lay_out(
+            [(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in strided.items()]
+        )
+        header = EntryHeader(
+            key=target.key,
+            generation=target.generation,
+            tensors=specs,
+            meta=dict(meta or {}),
+            cost_ms=float(cost_ms),
+            producer=self._producer,
+            created_ns=time.time_ns(),
+        )
+        encode_prefix(header, payload_nbytes=payload_bytes, payload_checksum=0)  # refuses what does not fit
+        return Publication(
+            target, header, tuple(strided.values()), encode_info(header), token, PREFIX_BYTES + payload_bytes
+        )
+
+    def publish(self, publications: Sequence[Publication], *, deadline: float) -> list[PutResult]:
+        """Publish distinct names of one lineage; one result each, in order."""
+        started = time.perf_counter()
+        results: dict[str, PutResult] = {}
+        try:
+            attachment = self._attacher.require()
+            sendable = [item for item in publications if self._sendable(attachment.pool, item, results)]
+            self._fill_and_put(attachment, sendable, results, deadline)
+        except StoreUnavailable:
+            for item in publications:
+                results.setdefault(item.name, dropped("unavailable"))
+        self._commit([item for item in publications if results[item.name].readable], results, deadline)
+        for item in publications:
+            result = results[item.name]
+            self._counters.add("put", reason=result.reason or result.status)
+            if result.readable:
+                self._counters.add("bytes_published", item.object_bytes)
+        self.latency.add(time.perf_counter() - started)
+        return [results[item.name] for item in publications]
+
+    def _sendable(self, pool: RegisteredPool, item: Publication, results: dict[str, PutResult]) -> bool:
+        if item.object_bytes > pool.capacity:
+            results[item.name] = dropped("larger_than_pool")
+        elif self._check_finite and not _all_finite(item.tensors):
+            results[item.name] = dropped("not_finite")
+        return item.name not in results
+
+    def _fill_and_put(
+        self, attachment: Attachment, items: list[Publication], results: dict[str, PutResult], deadline: float
+    ) -> None:
+        """Copy what is not in the pool already into blocks of it, and put all in one batch."""
+        pool = attachment.pool
+        in_place = {item.name: block for item in items if (block := self._block_of(pool, item)) is not None}
+        copied = [item for item in items if item.name not in in_place]
+        try:
+            blocks = pool.allocate_many([item.object_bytes for item in copied], deadline=deadline)
+        except PoolExhausted as error:
+            for block in in_place.values():
+                self._end_in_place(pool, block)
+            if error.fits or len(items) == 1:
+                results.update((item.name, dropped("no_memory")) for item in items)
+                return
+            half = len(items) // 2  # published one after the other, halves fit where the whole did not
+            self._fill_and_put(attachment, items[:half], results, deadline)
+            self._fill_and_put(attachment, items[half:], results, deadline)
+            return
+        for item, block in zip(copied, blocks, strict=True):
+            payload = pool.view(block)[PREFIX_BYTES:]
+            for offset, nbytes in padding(item.header.tensors):
+                payload[offset : offset + nbytes] = bytes(nbytes)
+            for spec, tensor in zip(item.header.tensors, item.tensors, strict=True):
+                copy_into(payload[spec.offset : spec.offset + spec.nbytes], tensor)
+        by_name = {item.name: block for item, block in zip(copied, blocks, strict=True)}
+        staged = [_Staged(item, by_name.get(item.name) or in_place[item.name], item.name in in_place) for item in items]
+        if staged:
+            self._put(attachment, staged, results, deadline)
+
+    def _put(
+        self, attachment: Attachment, staged: list[_Staged], results: dict[str, PutResult], deadline: float
+    ) -> None:
+        """Seal the blocks with their prefixes and put them: one hand-off to an I/O thread."""
+        store, pool = attachment
+        names = [item.publication.name for item in staged]
+        sizes = [item.publication.object_bytes for item in staged]
+        addresses = [item.block.address for item in staged]
+        for (publication, block, _), size in zip(staged, sizes, strict=True):
+            view = pool.view(block)
+            payload = view[PREFIX_BYTES:size]
+            view[:PREFIX_BYTES] = encode_prefix(
+                publication.header, payload_nbytes=len(payload), payload_checksum=payload_checksum(payload)
+            )
+
+        def dispose(landed: list[base.PutResult] | None, began: bool) -> None:
+            unknown = base.PutResult(Outcome.FAILED, settled=not began)
+            for number, item in enumerate(staged):
+                self._end_staged(pool, item, landed[number] if landed is not None else unknown)
+
+        try:
+            landed = self._io.perform(
+                lambda: store.put_from(names, addresses, sizes, deadline=deadline), deadline=deadline, dispose=dispose
+            )
+        except DeadlineExceeded:
+            results.update((name, dropped("deadline")) for name in names)
+            return
+        dispose(landed, True)
+        for name, result in zip(names, landed, strict=True):
+            results[name] = STORED if result.outcome is Outcome.OK else dropped(result.outcome.value)
+
+    def _end_staged(self, pool: RegisteredPool, item: _Staged, result: base.PutResult) -> None:
+        """The put has ended, or never will: the block becomes a local entry, goes back, or is never used again."""
+        if not result.settled:
+            pool.quarantine(item.block)
+        if item.in_place:
+            self._end_in_place(pool, item.block)
+        elif result.outcome is Outcome.OK and self._local_entries:
+            publication = item.publication
+            pool.unhold(pool.keep(publication.name, item.block, publication.header).block)
+        elif result.settled:
+            pool.release(item.block)
+
+    def _commit(self, stored: list[Publication], results: dict[str, PutResult], deadline: float) -> None:
+        if not stored:
+            return
+        entries = [
+            CommitEntry(
+                item.target.key, item.target.generation, item.token, item.object_bytes, item.header.cost_ms, item.info
+            )
+            for item in stored
+        ]
+        try:
+            statuses = self._channel.commit(entries, deadline=deadline, lineage=stored[0].target.lineage)
+        except (ControllerUnavailable, DeadlineExceeded):
+            results.update((item.name, dropped("uncommitted")) for item in stored)
+            return
+        for item, status in zip(stored, statuses, strict=True):
+            if status is CommitStatus.DUPLICATE:
+                results[item.name] = DUPLICATE
+            elif status is not CommitStatus.STORED:
+                results[item.name] = dropped(status.name.lower())
+
+    def _block_of(self, pool: RegisteredPool, item: Publication) -> Block | None:
+        """The block from `empty` that holds exactly this entry's one tensor and that nobody is publishing yet."""
+        if len(item.tensors) != 1 or not item.tensors[0].is_contiguous() or item.tensors[0].numel() == 0:
+            return None
+        address = item.tensors[0].data_ptr() - PREFIX_BYTES - item.header.tensors[0].offset
+        block = pool.block_at(address)
+        if block is None or block.state is not BlockState.FILLING or block.nbytes < item.object_bytes:
+            return None
+        mine = object()
+        if self._in_place.setdefault(address, mine) is not mine:
+            return None
+        pool.hold(block)
+        return block
+
+    def _end_in_place(self, pool: RegisteredPool, block: Block) -> None:
+        self._in_place.pop(block.address, None)
+        pool.unhold(block)
+
+
+def _readable_as_bytes(name: str, tensor: object) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidEntry(f"tensor {name!r} is a {type(tensor).__name__}, not a torch.Tensor")
+    if tensor.is_meta:
+        raise InvalidEntry(f"tensor {name!r} is on the meta device and has no values")
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise InvalidEntry(f"tensor {name!r} is {tensor.layout}; only dense tensors can be published")
+    if tensor.is_quantized:
+        raise InvalidEntry(f"tensor {name!r} is quantised; publish its dequantised or integer values")
+    dtype_name(tensor.dtype)  # refuses a dtype that has no name in the format
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def _all_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether every floating-point value is finite; other dtypes always are."""
+    for tensor in tensors:
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            wide = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no isfinite
+            if not bool(torch.isfinite(wide).all()):
+                return False
+    return True

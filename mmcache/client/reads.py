@@ -1,0 +1,315 @@
+"""Reading: local entries first, then one batched store read of the rest into pool blocks, verified before it is shown.
+
+Everything here is keyed by the store's name. Reads in flight are shared: of two calls that want the same name at once,
+one reads and the other waits for it, within its own deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from mmcache.client.attachment import Attacher, Attachment
+from mmcache.client.calls import IoThreads
+from mmcache.client.local import Expectation, ExpectedSizes, embedding_from
+from mmcache.client.names import NamedKey
+from mmcache.client.results import Embedding
+from mmcache.control.channel import ControlChannel
+from mmcache.entry import decode_entry
+from mmcache.errors import CORRUPT_REASONS, CorruptEntry, DeadlineExceeded, PoolExhausted, StoreUnavailable
+from mmcache.key import EmbeddingKey
+from mmcache.memory.pool import Block, RegisteredPool
+from mmcache.metrics import Counters, Latency
+from mmcache.store.base import Outcome, ReadResult, Store
+
+ABSENT = "absent"
+"""The one reason for a miss that is no failure."""
+
+UNPUBLISHED = frozenset({ABSENT, Outcome.IN_PROGRESS.value, *CORRUPT_REASONS})
+"""Reasons that a publication would cure: nothing usable is under the name. For all others it may well be there."""
+
+
+class _Flight:
+    """A read of one name that others may wait for."""
+
+    __slots__ = ("landed", "reason")
+
+    def __init__(self) -> None:
+        self.landed = threading.Event()
+        self.reason = ABSENT
+
+
+class ReadBatch:
+    """One read under way, and in the end its outcome: embeddings by name, and why the others are missing."""
+
+    __slots__ = ("deadline", "expect", "found", "missing")
+
+    def __init__(self, expect: Expectation | None, deadline: float) -> None:
+        self.expect = expect
+        self.deadline = deadline
+        self.found: dict[str, Embedding] = {}
+        self.missing: dict[str, str] = {}
+
+    def miss(self, wanted: Sequence[NamedKey], reason: str) -> None:
+        """All of these are missing for one reason."""
+        self.missing.update((item.name, reason) for item in wanted)
+
+
+class _Landed(NamedTuple):
+    """What an I/O thread brings back: results, and sizes of those whose block was too small."""
+
+    results: list[ReadResult]
+    sizes: list[int | None]
+
+
+class Reader:
+    """Turns wanted keys into embeddings or reasons for a miss. Never raises for what the store does."""
+
+    def __init__(
+        self,
+        *,
+        io: IoThreads,
+        channel: ControlChannel,
+        attacher: Attacher,
+        counters: Counters,
+        verify: Literal["full", "prefix"],
+        local_entries: bool,
+        default_bytes: int,
+    ) -> None:
+        self._io = io
+        self._channel = channel
+        self._attacher = attacher
+        self._counters = counters
+        self._verify: Literal["full", "prefix"] = verify
+        self._local_entries = local_entries
+        self._sizes = ExpectedSizes(default_bytes=default_bytes)
+        self._flights: dict[str, _Flight] = {}
+        self._flights_lock = threading.Lock()
+        self.store_latency = Latency()
+        self.local_latency = Latency()
+
+    def wanted(self, keys: Sequence[EmbeddingKey]) -> list[NamedKey] | None:
+        """The names of these keys now; None while this process has no fresh session, and so cannot know them."""
+        view = self._channel.fresh()
+        if view is None:
+            return None
+        return [NamedKey.of(key, view.lineage, generation=0) for key in keys]
+
+    def local(self, wanted: NamedKey, expect: Expectation | None) -> Embedding | None:
+        """The entry if this process holds it. Raises CorruptEntry when it is not what its reader expects."""
+        attachment = self._attacher.current
+        if not self._local_entries or attachment is None:
+            return None
+        entry = attachment.pool.find(wanted.name)
+        if entry is None:
+            return None
+        return embedding_from(attachment.pool, entry, wanted.key, source="local", expect=expect)
+
+    def read(self, wanted: Sequence[NamedKey], *, expect: Expectation | None, deadline: float) -> ReadBatch:
+        """Read each distinct name once."""
+        batch = ReadBatch(expect, deadline)
+        pending = {item.name: item for item in wanted}
+        while pending:
+            pending = self._read_once(pending, batch)
+        for reason in batch.missing.values():
+            self._counters.add("miss", reason=reason)
+        return batch
+
+    def _read_once(self, pending: dict[str, NamedKey], batch: ReadBatch) -> dict[str, NamedKey]:
+        """One pass over what is local, what another call reads already, and the rest; returns what to try again."""
+        remote: dict[str, NamedKey] = {}
+        for item in pending.values():
+            started = time.perf_counter()
+            try:
+                embedding = self.local(item, batch.expect)
+            except CorruptEntry as error:
+                batch.missing[item.name] = error.reason
+                continue
+            if embedding is None:
+                remote[item.name] = item
+            else:
+                batch.found[item.name] = embedding
+                self._counters.add("hit", reason="local")
+                self.local_latency.add(time.perf_counter() - started)
+        if not remote:
+            return {}
+        mine, others = self._board(remote)
+        try:
+            if mine:
+                self._read_from_store([remote[name] for name in mine], batch)
+        finally:
+            self._land(mine, batch)
+        again: dict[str, NamedKey] = {}
+        for name, flight in others.items():
+            landed = flight.landed.wait(max(0.0, batch.deadline - time.monotonic()))
+            if not landed:
+                batch.missing[name] = "deadline"
+            elif flight.reason == ABSENT:
+                batch.missing[name] = ABSENT
+            else:  # it is local now, or it failed for a reason of the other call's own (its deadline, its expectation)
+                again[name] = remote[name]
+        return again
+
+    def _board(self, remote: dict[str, NamedKey]) -> tuple[dict[str, _Flight], dict[str, _Flight]]:
+        """Which names this call must read, and which another is reading."""
+        mine: dict[str, _Flight] = {}
+        others: dict[str, _Flight] = {}
+        with self._flights_lock:
+            for name in remote:
+                flight = self._flights.get(name) if self._local_entries else None
+                if flight is None:
+                    mine[name] = self._flights[name] = _Flight()
+                else:
+                    others[name] = flight
+        return mine, others
+
+    def _land(self, mine: dict[str, _Flight], batch: ReadBatch) -> None:
+        with self._flights_lock:
+            for name, flight in mine.items():
+                flight.reason = "" if name in batch.found else batch.missing.get(name, "failed")
+                if self._flights.get(name) is flight:
+                    del self._flights[name]
+        for flight in mine.values():
+            flight.landed.set()
+
+    def _read_from_store(self, wanted: list[NamedKey], batch: ReadBatch) -> None:
+        started = time.perf_counter()
+        try:
+            attachment = self._attacher.require()
+            if (view := self._channel.fresh()) is not None:
+                attachment.store.lease_s = view.lease_s
+            if batch.expect is not None:
+                wanted = [item._replace(nbytes=batch.expect.object_bytes) for item in wanted]
+            sized = [item for item in wanted if item.nbytes]
+            self._read_sized(attachment, sized, batch)
+            self._read_unsized(attachment, [item for item in wanted if not item.nbytes], batch)
+        except StoreUnavailable:
+            batch.miss([item for item in wanted if item.name not in batch.found], "unavailable")
+        if batch.found:
+            self.store_latency.add(time.perf_counter() - started)
+
+    def _read_unsized(self, attachment: Attachment, wanted: list[NamedKey], batch: ReadBatch) -> None:
+        """Read objects into blocks of guessed sizes, or, where that would take too much of the pool, ask for sizes."""
+        store, pool = attachment
+        sizes = [min(self._sizes.guess(item.name, item.key.scope), pool.capacity) for item in wanted]
+        if sum(sizes) <= pool.capacity // 4:
+            try:
+                blocks = pool.allocate_many(sizes, deadline=0.0)
+            except PoolExhausted:
+                pass  # it has no room for guesses now, but perhaps for what is really there
+            else:
+                self._read_into(attachment, wanted, blocks, batch)
+                return
+        names = [item.name for item in wanted]
+        try:
+            real_sizes = self._io.perform(
+                lambda: store.sizes(names, deadline=batch.deadline),
+                deadline=batch.deadline,
+                dispose=lambda _sizes, _began: None,
+            )
+        except DeadlineExceeded:
+            batch.miss(wanted, "deadline")
+            return
+        batch.miss([item for item, size in zip(wanted, real_sizes, strict=True) if size is None], ABSENT)
+        sized = [item._replace(nbytes=size) for item, size in zip(wanted, real_sizes, strict=True) if size is not None]
+        self._read_sized(attachment, sized, batch)
+
+    def _read_sized(self, attachment: Attachment, wanted: list[NamedKey], batch: ReadBatch) -> None:
+        """Read objects of known sizes, waiting for room in the pool if need be."""
+        pool = attachment.pool
+        batch.miss([item for item in wanted if item.nbytes > pool.capacity], "larger_than_pool")
+        fitting = [item for item in wanted if item.nbytes <= pool.capacity]
+        if not fitting:
+            return
+        try:
+            blocks = pool.allocate_many([item.nbytes for item in fitting], deadline=batch.deadline)
+        except PoolExhausted:
+            batch.miss(fitting, "no_memory")
+        else:
+            self._read_into(attachment, fitting, blocks, batch)
+
+    def _read_into(self, attachment: Attachment, wanted: list[NamedKey], blocks: list[Block], batch: ReadBatch) -> None:
+        """Read each object into its block; those larger than that once more, now that their size is known."""
+        store, pool = attachment
+        try:
+            landed = self._transfer(store, pool, wanted, blocks, batch.deadline)
+        except DeadlineExceeded:
+            batch.miss(wanted, "deadline")
+            return
+        real_sizes = iter(landed.sizes)
+        larger: list[NamedKey] = []
+        for item, block, result in zip(wanted, blocks, landed.results, strict=True):
+            if result.outcome is Outcome.OK:
+                self._accept(pool, item, block, result.nbytes, batch)
+                continue
+            _give_back(pool, block, result)
+            real_size = next(real_sizes) if result.outcome is Outcome.TOO_SMALL else None
+            if real_size is None:
+                batch.missing[item.name] = ABSENT if result.outcome is Outcome.NOT_FOUND else result.outcome.value
+            elif batch.expect is not None:
+                batch.missing[item.name] = "unexpected"
+            elif real_size <= item.nbytes:  # smaller than the store says it is: nothing to be had from trying again
+                batch.missing[item.name] = "length"
+            else:
+                larger.append(item._replace(nbytes=real_size))
+        if larger:
+            self._counters.add("second_round", len(larger))
+            self._read_sized(attachment, larger, batch)
+
+    def _transfer(
+        self,
+        store: Store,
+        pool: RegisteredPool,
+        wanted: list[NamedKey],
+        blocks: list[Block],
+        deadline: float,
+    ) -> _Landed:
+        """One hand-off to an I/O thread. Short of a result, the blocks are given back when the transfer has ended."""
+        names = [item.name for item in wanted]
+        addresses = [block.address for block in blocks]
+        sizes = [block.nbytes for block in blocks]
+
+        def read() -> _Landed:
+            results = store.read_into(names, addresses, sizes, deadline=deadline)
+            small = [names[i] for i, result in enumerate(results) if result.outcome is Outcome.TOO_SMALL]
+            return _Landed(results, store.sizes(small, deadline=deadline) if small else [])
+
+        def dispose(landed: _Landed | None, began: bool) -> None:
+            unknown = ReadResult(Outcome.FAILED, settled=not began)
+            for number, block in enumerate(blocks):
+                _give_back(pool, block, landed.results[number] if landed is not None else unknown)
+
+        return self._io.perform(read, deadline=deadline, dispose=dispose)
+
+    def _accept(self, pool: RegisteredPool, item: NamedKey, block: Block, nbytes: int, batch: ReadBatch) -> None:
+        """Verify what came and keep it; what fails verification is given back and never seen."""
+        try:
+            header = decode_entry(
+                pool.view(block)[:nbytes], key=item.key, generation=item.generation, verify=self._verify
+            )
+        except CorruptEntry as error:
+            pool.release(block)
+            batch.missing[item.name] = error.reason
+            return
+        pool.trim(block, nbytes)
+        self._sizes.learn(item.name, item.key.scope, nbytes)
+        entry = pool.keep(item.name, block, header)
+        if not self._local_entries:
+            pool.forget(item.name)
+        try:
+            embedding = embedding_from(pool, entry, item.key, source="store", expect=batch.expect)
+        except CorruptEntry as error:
+            batch.missing[item.name] = error.reason
+            return
+        batch.found[item.name] = embedding
+        self._counters.add("hit", reason="store")
+        self._counters.add("bytes_read", nbytes)
+
+
+def _give_back(pool: RegisteredPool, block: Block, result: ReadResult) -> None:
+    if result.settled:
+        pool.release(block)
+    else:
+        pool.quarantine(block)

@@ -1,0 +1,294 @@
+"""Settings: one YAML file, then the environment, then arguments; the later wins, and nothing unknown is let through.
+
+    store: {master: "10.0.0.5:50051", sidecar: "127.0.0.1:50052"}
+    client: {pool_bytes: 2GiB, read_timeout: 500ms}
+
+The file is the argument's or the one that `MMCACHE_CONFIG` names. `MMCACHE_CLIENT__READ_TIMEOUT=500ms` sets
+`client.read_timeout`: two underscores, so that variables which Kubernetes makes of a service's name
+(`MMCACHE_CONTROLLER_PORT`) are never taken for settings. A value in the environment is written as in the file.
+
+Sizes are bytes (`67108864`) or carry a unit (`64MiB`, `1GB`: powers of 1024 and of 1000). Durations are seconds (`2`,
+`0.5`) or carry a unit (`500ms`, `2s`, `5min`, `1h`); they are kept as float seconds. Whatever is wrong is refused with
+the setting's full name and its file and line, or the variable's name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, get_type_hints
+
+import msgspec
+import yaml
+
+from mmcache.errors import ConfigError
+from mmcache.setting_kinds import BadValue, Choice, Count, Duration, Endpoint, Flag, Kind, Size, Text
+
+MAX_FILE_BYTES: Final = 1 << 20
+"""A larger file is no configuration."""
+
+CONFIG_VARIABLE: Final = "MMCACHE_CONFIG"
+_PREFIX: Final = "MMCACHE_"
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the sections; checks and normalises however it is made. Raises ConfigError."""
+
+    section: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for name, kind in _kinds(type(self)).items():
+            try:
+                msgspec.structs.force_setattr(self, name, kind.check(getattr(self, name)))
+            except BadValue as error:
+                raise ConfigError(f"{self.section}.{name} {error}") from error
+
+
+class StoreSettings(_Section, frozen=True, kw_only=True):
+    """Where the Mooncake Store is and how a process attaches to it."""
+
+    section: ClassVar[str] = "store"
+
+    master: Annotated[str, Endpoint()] = "127.0.0.1:50051"
+    """`host:port` of mooncake_master's RPC."""
+    sidecar: Annotated[str | None, Endpoint(optional=True)] = None
+    """`host:port` of this node's `mooncake_client`, which shares memory with processes of its network namespace."""
+    attach: Annotated[Literal["auto", "sidecar", "embedded"], Choice(words=("auto", "sidecar", "embedded"))] = "auto"
+    """`auto`: the sidecar if its address is set and it answers, else embedded."""
+    metadata: Annotated[str, Text(max_length=512)] = "P2PHANDSHAKE"
+    """Mooncake's metadata service for transfers, or P2PHANDSHAKE for none."""
+    protocol: Annotated[Literal["tcp", "rdma"], Choice(words=("tcp", "rdma"))] = "tcp"
+    devices: Annotated[str, Text(max_length=512, empty=True)] = ""
+    """RDMA devices, separated by commas; empty lets Mooncake choose."""
+    hostname: Annotated[str, Text(max_length=253)] = "127.0.0.1"
+    """The address under which other nodes reach this process (embedded)."""
+    lease: Annotated[float, Duration()] = 10.0
+    """The store's read lease in seconds: the master's `default_kv_lease_ttl`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.attach == "sidecar" and self.sidecar is None:
+            raise ConfigError("store.attach is sidecar, but store.sidecar (its HOST:PORT) is not set")
+
+
+class ControlSettings(_Section, frozen=True, kw_only=True):
+    """Where clients reach the controller."""
+
+    section: ClassVar[str] = "control"
+
+    address: Annotated[str, Endpoint(scheme="tcp://")] = "tcp://127.0.0.1:7710"
+
+
+class ClientSettings(_Section, frozen=True, kw_only=True):
+    """An engine's `MMCache`. Durations are seconds."""
+
+    section: ClassVar[str] = "client"
+
+    name: Annotated[str | None, Text(optional=True)] = None
+    """A label for people; None: `host:pid`."""
+    pool_bytes: Annotated[int, Size(least=1 << 16)] = 256 << 20
+    """Memory registered with the store: blocks of reads and publications, and the local entries."""
+    io_threads: Annotated[int, Count(most=256)] = 4
+    connect_timeout: Annotated[float, Duration()] = 5.0
+    read_timeout: Annotated[float, Duration()] = 2.0
+    publish_timeout: Annotated[float, Duration()] = 5.0
+    wait_timeout: Annotated[float, Duration(least=0.0)] = 30.0
+    """How long `get_or_compute` waits for another's computation before it computes for itself; 0: it does not."""
+    compute_timeout: Annotated[float, Duration()] = 120.0
+    """How long a claim is renewed for a computation that has not ended."""
+    verify: Annotated[Literal["full", "prefix"], Choice(words=("full", "prefix"))] = "full"
+    """`full` checks the payload's checksum on every read, `prefix` only what describes it."""
+    check_finite: Annotated[bool, Flag()] = False
+    """Refuse to publish floating-point values that are not finite."""
+    strict: Annotated[bool, Flag()] = False
+    """Raise what would be a miss or a drop."""
+    local_entries: Annotated[bool, Flag()] = True
+    """Keep entries that were read or published in the pool, while it has room."""
+
+
+class ControllerSettings(_Section, frozen=True, kw_only=True):
+    """The controller. Durations are seconds."""
+
+    section: ClassVar[str] = "controller"
+
+    bind: Annotated[str, Endpoint(scheme="tcp://", lowest_port=0)] = "tcp://127.0.0.1:7710"
+    """Port 0 takes a free one."""
+    session_ttl: Annotated[float, Duration(least=0.1, most=3600.0)] = 5.0
+    """A client that could not renew its session for so long serves nothing."""
+    claim_timeout: Annotated[float, Duration(least=0.1, most=3600.0)] = 10.0
+    """A claim that is not renewed for so long passes on."""
+    max_entries: Annotated[int, Count()] = 2_000_000
+    max_sessions: Annotated[int, Count(most=1_000_000)] = 10_000
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings, checked and immutable."""
+
+    store: StoreSettings = msgspec.field(default_factory=StoreSettings)
+    control: ControlSettings = msgspec.field(default_factory=ControlSettings)
+    client: ClientSettings = msgspec.field(default_factory=ClientSettings)
+    controller: ControllerSettings = msgspec.field(default_factory=ControllerSettings)
+
+
+_SECTIONS: Final = tuple(Settings.__struct_fields__)
+
+
+@functools.cache
+def _kinds(section: type[_Section]) -> dict[str, Kind]:
+    hints = get_type_hints(section, include_extras=True)
+    return {name: hints[name].__metadata__[0] for name in section.__struct_fields__}
+
+
+@functools.cache
+def _kinds_by_name() -> dict[str, Kind]:
+    sections = (StoreSettings, ControlSettings, ClientSettings, ControllerSettings)
+    return {f"{section.section}.{name}": kind for section in sections for name, kind in _kinds(section).items()}
+
+
+class _Assignment(NamedTuple):
+    """One setting as found; `where` is its place for messages, `in_environment` tells that the value is text."""
+
+    name: str
+    value: object
+    where: str
+    in_environment: bool = False
+
+
+def load(
+    path: str | Path | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Settings:
+    """The settings of a file, the environment and arguments, in rising precedence.
+
+    Args:
+        path: the YAML file; None: the one that `MMCACHE_CONFIG` names, or none.
+        environ: None: `os.environ`.
+        overrides: by dotted name, such as `{"client.read_timeout": 1.0}`.
+
+    Raises:
+        ConfigError: a setting is unknown, given twice, ill-typed or out of bounds, or the file cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    if path is None:
+        path = environ.get(CONFIG_VARIABLE) or None
+    values: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+    for assignments in (
+        () if path is None else _from_file(Path(path)),
+        _from_environment(environ),
+        (_Assignment(name, value, "argument") for name, value in (overrides or {}).items()),
+    ):
+        for name, value in _checked(assignments):
+            section, _, setting = name.partition(".")
+            values[section][setting] = value
+    return Settings(
+        store=StoreSettings(**values["store"]),
+        control=ControlSettings(**values["control"]),
+        client=ClientSettings(**values["client"]),
+        controller=ControllerSettings(**values["controller"]),
+    )
+
+
+def _checked(assignments: Iterable[_Assignment]) -> Iterator[tuple[str, object]]:
+    for name, value, where, in_environment in assignments:
+        kind = _kinds_by_name().get(name)
+        if kind is None:
+            raise ConfigError(f"{where}: unknown setting {name}{_did_you_mean(name)}")
+        try:
+            yield name, kind.check_text(str(value)) if in_environment else kind.check(value)
+        except BadValue as error:
+            raise ConfigError(f"{where}: {name} {error}") from error
+
+
+def _did_you_mean(name: str) -> str:
+    known = _kinds_by_name()
+    matches = [full for full in known if full.partition(".")[2] == name]  # its section was left out
+    matches = matches or difflib.get_close_matches(name[:128], (*known, *_SECTIONS), n=1, cutoff=0.7)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def _setting_of(variable: str) -> str | None:
+    """The dotted name of the setting that a variable is for, known or not; None: it is not ours."""
+    section, separator, setting = variable.removeprefix(_PREFIX).partition("__")
+    if not variable.startswith(_PREFIX) or not separator or section.lower() not in _SECTIONS:
+        return None
+    return f"{section}.{setting}".lower()
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[_Assignment]:
+    for variable in sorted(environ):
+        name = _setting_of(variable)
+        if name is not None:
+            yield _Assignment(name, environ[variable], f"environment variable {variable}", in_environment=True)
+
+
+def _from_file(path: Path) -> Iterator[_Assignment]:
+    root = _compose(path)
+    for section, settings, where in _entries(path, root, prefix=""):
+        if section not in _SECTIONS:
+            raise ConfigError(f"{where}: unknown setting {section}{_did_you_mean(section)}")
+        for name, node, line in _entries(path, settings, prefix=f"{section}."):
+            yield _Assignment(name, _plain_value(node, f"{line}: {name}"), line)
+
+
+def _compose(path: Path) -> yaml.Node | None:
+    """The file's YAML nodes, which know their lines; None: it is empty."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES:,} bytes")
+    try:
+        return yaml.compose(data.decode(), Loader=yaml.SafeLoader)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8: {error}") from error
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"{path}{line}: not YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        detail = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigError(f"{path}: not YAML: {detail}") from error
+
+
+def _entries(path: Path, node: yaml.Node | None, *, prefix: str) -> Iterator[tuple[str, yaml.Node, str]]:
+    """Full name, value and place of each entry of a mapping; null, or nothing at all, is an empty one."""
+    if node is None or node.tag == "tag:yaml.org,2002:null":
+        return
+    if not isinstance(node, yaml.MappingNode):
+        what = prefix.rstrip(".") or "the file"
+        raise ConfigError(f"{path}:{node.start_mark.line + 1}: {what} must be a mapping of settings")
+    lines: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise ConfigError(f"{path}:{line}: the name of a setting must be text")
+        name = f"{prefix}{key.value}"
+        if name in lines:
+            raise ConfigError(f"{path}:{line}: {name} is given twice, first in line {lines[name]}")
+        lines[name] = line
+        yield name, value, f"{path}:{line}"
+
+
+def _plain_value(node: yaml.Node, what: str) -> object:
+    if not isinstance(node, yaml.ScalarNode):
+        return node  # no kind takes it
+    try:
+        return yaml.constructor.SafeConstructor().construct_object(node)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{what} is no plain value: {node.value[:80]!r}") from error
+
+
+def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment for a child whose settings are all in the file that it is given."""
+    return {name: value for name, value in environ.items() if name != CONFIG_VARIABLE and _setting_of(name) is None}
+
+
+def to_yaml(settings: Settings) -> str:
+    """The text of a file that `load` reads as exactly these settings."""
+    return yaml.safe_dump(msgspec.to_builtins(settings), sort_keys=False, allow_unicode=True)

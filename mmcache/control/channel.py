@@ -1,0 +1,194 @@
+"""The client's way to the controller: sessions kept by themselves, and calls that end by a deadline.
+
+A hit needs only `fresh`. All else is a round trip to the controller on a thread of the channel's own; callers block,
+each no longer than its deadline, and no longer than the session lives.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import socket
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from mmcache.control.batches import CommitEntry, commit_batches, key_batches, missing_batches
+from mmcache.control.calls import Acquisition, Call
+from mmcache.control.exchange import MAX_REQUESTS
+from mmcache.control.link import Link
+from mmcache.control.messages import PROTOCOL_VERSION, AbortReason, CommitStatus, Hello, Hit
+from mmcache.control.session import Session, SessionView
+from mmcache.errors import ConfigError, ControllerUnavailable, DeadlineExceeded, LifecycleError
+from mmcache.key import EmbeddingKey
+
+if TYPE_CHECKING:
+    from mmcache.metrics import Counters
+
+__all__ = ["Acquisition", "CommitEntry", "ControlChannel", "SessionView"]
+
+CLOSE_PATIENCE_S: Final = 2.0
+
+_Result = TypeVar("_Result")
+
+_process = os.getpid()
+
+
+def _note_fork() -> None:
+    global _process  # noqa: PLW0603 - read on every hit, where getpid would cost more than all the rest
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+class ControlChannel:
+    """One client's sessions with one controller. Safe to call from several threads.
+
+    Args:
+        address: the controller's, such as `tcp://127.0.0.1:7710`. Nothing needs to listen there yet.
+        name: labels this client for people; 1 to 128 characters.
+        counters: counts sessions, losses, ignored messages and claims under names that begin with `control.`.
+
+    Raises (every method): LifecycleError in a child after fork. Calls with an answer also raise LifecycleError before
+    `start` and after `close`, DeadlineExceeded, and ControllerUnavailable: at once when there is no fresh session, when
+    it is lost meanwhile, and when this client has too much under way.
+    """
+
+    def __init__(self, address: str, *, name: str, counters: Counters | None = None) -> None:
+        if not 1 <= len(name) <= 128:
+            raise ConfigError(f"the client's name must have 1 to 128 characters, not {len(name)}")
+        self._address = address
+        self._process = os.getpid()
+        self._counters = counters
+        hello = Hello(PROTOCOL_VERSION, name, socket.gethostname()[:512], os.getpid())
+        session = Session(hello, random=random.random, counters=counters)
+        self._link = Link(address, session, counters=counters)
+        # the thread keeps the link alive, not the channel, so a channel that is dropped, or still open at exit, ends
+        self._end = weakref.finalize(self, _stop, self._link, self._process)
+
+    def start(self) -> None:
+        """Begin to look for the controller, and go on for as long as the channel is open. Does not wait."""
+        self._check()
+        if not self._link.start():
+            raise LifecycleError("a control channel is started once, before it is closed")
+
+    def close(self) -> None:
+        """End the session, and all calls with ControllerUnavailable. Idempotent, and ends within seconds."""
+        self._check()
+        self._end()
+
+    def fresh(self) -> SessionView | None:
+        """The session, if it is fresh now. Nobody may read or publish without one."""
+        self._check()
+        return self._link.fresh_view()
+
+    def wait_fresh(self, timeout: float) -> SessionView | None:
+        """Wait up to `timeout` seconds for a fresh session."""
+        self._check()
+        return self._link.wait_for_fresh_view(timeout)
+
+    def acquire(
+        self, keys: Sequence[EmbeddingKey], *, wait_s: float, deadline: float, renew_for_s: float = 120.0
+    ) -> Acquisition:
+        """Ask who computes these keys.
+
+        Args:
+            keys: any number of distinct keys.
+            wait_s: how long, from now, to wait for results that others are computing; 0: do not wait.
+            deadline: for the answers, in `time.monotonic()` seconds.
+            renew_for_s: how long each claim is renewed that is not committed or aborted.
+
+        Returns the answers in the order of the keys. The claims in them are the caller's to end.
+        """
+        acquisition = Acquisition(
+            len(keys),
+            wait_s=wait_s,
+            renew_for_s=renew_for_s,
+            check=self._check,
+            leave=self._leave,
+        )
+        ask = functools.partial(self._link.exchange.acquire, acquisition, key_batches(keys))
+        try:
+            acquisition.answers = self._ask(acquisition, ask, deadline)
+        except BaseException:  # an interrupt too must not leave claims behind
+            acquisition.leave()
+            raise
+        return acquisition
+
+    def commit(
+        self, entries: Sequence[CommitEntry], *, deadline: float, lineage: str | None = None
+    ) -> list[CommitStatus]:
+        """Announce entries that are readable in the store, and end their claims.
+
+        Args:
+            entries: any number, in one or several scopes.
+            deadline: for the answers, in `time.monotonic()` seconds.
+            lineage: the one in the entries' names. A controller with another one is not told of them
+                (ControllerUnavailable): it would promise what nobody can find.
+        """
+        call: Call[CommitStatus] = Call(len(entries))
+        ask = functools.partial(self._link.exchange.commit, call, commit_batches(entries), lineage)
+        return self._ask_or_forget(call, ask, deadline)
+
+    def lookup(self, keys: Sequence[EmbeddingKey], *, deadline: float) -> list[Hit | None]:
+        """What the directory knows of these keys, in their order; claims nothing."""
+        call: Call[Hit | None] = Call(len(keys))
+        ask = functools.partial(self._link.exchange.lookup, call, key_batches(keys))
+        return self._ask_or_forget(call, ask, deadline)
+
+    def abort(self, tokens: Sequence[int], reason: AbortReason) -> None:
+        """Give up claims. Does not wait; tokens that are no live claims of this session are ignored."""
+        self._tell(functools.partial(self._link.exchange.abort, list(tokens), reason))
+
+    def release(self, tokens: Sequence[int]) -> None:
+        """Renew these claims no longer, and say nothing: each ends by its deadline."""
+        self._tell(functools.partial(self._link.exchange.release, list(tokens)))
+
+    def report(self, entries: Sequence[tuple[EmbeddingKey, int]]) -> None:
+        """Tell of entries that the directory promised, with the promise's revision, and that cannot be read.
+
+        Does not wait, and is dropped when too much is under way.
+        """
+        if self._link.backlog < MAX_REQUESTS:
+            self._tell(functools.partial(self._link.exchange.report, missing_batches(entries)))
+
+    def _ask(self, call: Call[_Result], command: Callable[[], None], deadline: float) -> list[_Result]:
+        self._check()
+        if not self._link.running:
+            raise LifecycleError("the control channel is not running: before its start, or after its close")
+        if time.monotonic() >= deadline:
+            raise DeadlineExceeded("the deadline had passed before the controller was asked")
+        if self._link.fresh_view() is None:
+            raise ControllerUnavailable(f"no fresh session with {self._address}: {self._link.trouble}")
+        if self._link.backlog >= MAX_REQUESTS:
+            raise ControllerUnavailable("overloaded: too many calls wait for the control channel")
+        if not self._link.submit(command):
+            raise ControllerUnavailable("the control channel was closed meanwhile")
+        return call.wait(deadline)
+
+    def _ask_or_forget(self, call: Call[_Result], command: Callable[[], None], deadline: float) -> list[_Result]:
+        try:
+            return self._ask(call, command, deadline)
+        except BaseException:  # the table of requests must not keep what nobody waits for
+            self._tell(functools.partial(self._link.exchange.forget, call))
+            raise
+
+    def _leave(self, acquisition: Acquisition) -> None:
+        self._link.submit(functools.partial(self._link.exchange.leave, acquisition))
+
+    def _tell(self, command: Callable[[], Any]) -> None:
+        """Hand over what has no answer. Without a running thread there is no session, and so nothing to end."""
+        self._check()
+        self._link.submit(command)
+
+    def _check(self) -> None:
+        if self._process != _process:
+            raise LifecycleError("this control channel belongs to the parent process; make another after fork")
+
+
+def _stop(link: Link, process: int) -> None:
+    if process == os.getpid():
+        link.stop(CLOSE_PATIENCE_S)

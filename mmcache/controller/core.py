@@ -1,0 +1,374 @@
+"""The controller's decisions, without I/O: a message or the passing of time in, messages to connections out.
+
+Directory, claims and sessions are its parts; this file is what the messages mean to them. It answers each message
+from the state alone, not from a memory of requests, and so that sending one again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from mmcache.control.messages import (
+    MAX_BATCH,
+    MAX_MESSAGE_BYTES,
+    PROTOCOL_VERSION,
+    Abort,
+    AbortReason,
+    Acquire,
+    Acquired,
+    Answer,
+    ClientMessage,
+    Commit,
+    Commitment,
+    CommitStatus,
+    Committed,
+    ControllerMessage,
+    Found,
+    Goodbye,
+    Granted,
+    Heartbeat,
+    HeartbeatAnswer,
+    Hello,
+    HelloAgain,
+    Hit,
+    Leave,
+    Lookup,
+    Refused,
+    Renew,
+    Renewed,
+    Report,
+    Resolution,
+    Resolved,
+    Unclaimed,
+    Waiting,
+    Welcome,
+)
+from mmcache.controller.claims import WAITING, Claims, Wake
+from mmcache.controller.directory import Directory
+from mmcache.controller.sessions import Session, Sessions
+from mmcache.key import mm_digest
+
+Effects = list[tuple[bytes, ControllerMessage]]
+"""Messages to send, in order, each with the routing id of its connection."""
+_SessionMessage = Acquire | Heartbeat | Renew | Commit | Abort | Leave | Report | Lookup | Goodbye
+
+_GENERATION: Final = 0
+"""The generation of every key: nothing invalidates yet."""
+_HEAD: Final = 0
+"""The newest number of the invalidation sequence."""
+_MAX_REASON: Final = 512
+_RESULT_BYTES: Final = 64
+"""More than any result takes on the wire, besides its info; likewise the head of a message."""
+
+
+class ControllerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in milliseconds, and the bounds of the controller's tables. Beyond a bound there is no service, no growth.
+
+    Raises ValueError for a limit that is not positive, or a time longer than a day.
+    """
+
+    ttl_ms: int = 5_000
+    """How long a client's session is fresh after a heartbeat that was answered."""
+    claim_ms: int = 10_000
+    """How long a claim lives that is not renewed."""
+    lease_ms: int = 10_000
+    """The store's read lease, for the clients to know."""
+    hold_ms: int = 30_000
+    """How long the store keeps a dead writer's name: `put_start_discard_timeout_sec` of its master."""
+    max_sessions: int = 10_000
+    max_entries: int = 2_000_000
+    max_claims: int = 500_000
+    max_holds: int = 100_000
+    max_waiters: int = 1_000_000
+    """Most waits in all: each name of each waiting request is one."""
+    max_waiters_per_session: int = 65_536
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value < 1 or (name.endswith("_ms") and value > 86_400_000):
+                raise ValueError(f"{name} cannot be {value}")
+
+
+class ControllerCore:
+    """All that a controller knows and decides within one term.
+
+    Times are seconds on one clock that counts suspension and never goes back. Peers are routing ids.
+
+    Args:
+        limits: times and bounds.
+        term: random, of this start of the controller.
+        lineage: made together with the controller's database; a part of every name in the store.
+        random_session: returns random positive integers of at most 63 bits.
+    """
+
+    def __init__(self, limits: ControllerLimits, *, term: int, lineage: str, random_session: Callable[[], int]) -> None:
+        self.limits = limits
+        self.term = term
+        self.lineage = lineage
+        self._directory = Directory(max_entries=limits.max_entries)
+        self._claims = Claims(
+            claim_ms=limits.claim_ms,
+            hold_ms=limits.hold_ms,
+            max_claims=limits.max_claims,
+            max_holds=limits.max_holds,
+            max_waiters=limits.max_waiters,
+            max_waiters_per_session=limits.max_waiters_per_session,
+        )
+        self._sessions = Sessions(
+            ttl_s=limits.ttl_ms / 1000, max_sessions=limits.max_sessions, random_session=random_session
+        )
+        self._counts: Counter[str] = Counter()
+
+    def handle(self, peer: bytes, message: ClientMessage, now: float) -> Effects:
+        """Act on a message. What was due before it came is settled before it is read."""
+        effects = self.tick(now)
+        answer, wakes = self._hello(peer, message, now) if isinstance(message, Hello) else self._act(peer, message, now)
+        if answer is not None:
+            effects.append((peer, answer))
+        effects += self._resolved(wakes)
+        return effects
+
+    def malformed(self, peer: bytes, reason: str, now: float) -> Effects:
+        """A peer sent what is no message. Its session, if it has one, goes on."""
+        effects = self.tick(now)
+        effects.append((peer, self._refused(0, "malformed", reason)))
+        return effects
+
+    def unreachable(self, peer: bytes, now: float) -> Effects:
+        """A message to a peer could not be sent. The client of a session that lost one must start anew: end it."""
+        self._counts["unreachable"] += 1
+        effects = self.tick(now)
+        session = self._sessions.at(peer)
+        if session is not None:
+            effects += self._resolved(self._end(session, now))
+        return effects
+
+    def tick(self, now: float) -> Effects:
+        """End what is due."""
+        over = self._sessions.expire(now)
+        wakes: list[Wake] = []
+        if over:
+            self._counts["session.expired"] += len(over)
+            wakes += self._claims.end([session.number for session in over], now)
+        wakes += self._claims.expire(now)
+        return self._resolved(wakes) if wakes else []
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do next, at the latest; None: not before another message."""
+        deadlines = (self._sessions.next_deadline(), self._claims.next_deadline())
+        return min((due for due in deadlines if due is not None), default=None)
+
+    def stats(self) -> dict[str, int]:
+        """Sizes of the tables now, and counts since the start."""
+        return {
+            "sessions": len(self._sessions),
+            "entries": len(self._directory),
+            "claims": len(self._claims),
+            "waiters": self._claims.waiting,
+            "holds": self._claims.held,
+            **dict(sorted(self._counts.items())),
+        }
+
+    def count(self, word: str, number: int = 1) -> None:
+        """Count something; only the program's own words, so that there are few."""
+        if number:
+            self._counts[word] += number
+
+    def _hello(self, peer: bytes, hello: Hello, now: float) -> tuple[ControllerMessage, list[Wake]]:
+        if hello.version != PROTOCOL_VERSION:
+            reason = f"protocol version {hello.version}; this controller speaks {PROTOCOL_VERSION}"
+            return self._refused(0, "version", reason), []
+        wakes: list[Wake] = []
+        earlier = self._sessions.at(peer)
+        if earlier is not None:
+            self._counts["session.replaced"] += 1
+            wakes = self._end(earlier, now)
+        if self._sessions.full:
+            return self._refused(0, "sessions", "there are as many sessions as this controller allows"), wakes
+        session = self._sessions.begin(peer, hello, now)
+        self._counts["session.begun"] += 1
+        limits = self.limits
+        welcome = Welcome(
+            version=PROTOCOL_VERSION,
+            term=self.term,
+            session=session.number,
+            ttl_ms=limits.ttl_ms,
+            head=_HEAD,
+            lineage=self.lineage,
+            lease_ms=limits.lease_ms,
+            hold_ms=limits.hold_ms,
+        )
+        return welcome, wakes
+
+    def _act(
+        self, peer: bytes, message: _SessionMessage, now: float
+    ) -> tuple[ControllerMessage | None, Sequence[Wake]]:
+        """Act on a message within a session: its answer, where it has one, and the waits that it ended."""
+        session = self._sessions.at(peer)
+        if session is None or message.session != session.number or message.term != self.term:
+            self._counts["hello_again"] += 1
+            return HelloAgain("no such session in this term over this connection"), ()
+        match message:
+            case Acquire():
+                return self._acquire(session, message, now)
+            case Heartbeat():
+                self._sessions.keep(session, now)
+                return HeartbeatAnswer(self.term, session.number, message.number, _HEAD), ()
+            case Renew():
+                lost = self._claims.renew(session.number, message.tokens, now)
+                self.count("claim.renewed", len(message.tokens) - len(lost))
+                self.count("claim.lost", len(lost))
+                return Renewed(self.term, session.number, message.request, self.limits.claim_ms, lost), ()
+            case Commit():
+                return self._commit(session, message, now)
+            case Lookup():
+                return self._lookup(session, message), ()
+            case Abort():
+                return None, self._abort(session, message, now)
+            case Leave():
+                self._claims.leave(session.number, message.request)
+                return None, ()
+            case Report():
+                self._report(message)
+                return None, ()
+            case Goodbye():
+                self._counts["session.left"] += 1
+                return None, self._end(session, now)
+
+    def _acquire(self, session: Session, acquire: Acquire, now: float) -> tuple[ControllerMessage, list[Wake]]:
+        if sum(len(group.digests) for group in acquire.groups) > MAX_BATCH:
+            return self._refused(acquire.request, "batch", f"more than {MAX_BATCH} keys"), []
+        wait_until = now + acquire.wait_ms / 1000
+        results: list[Answer] = []
+        overflow: list[Wake] = []
+        room = MAX_MESSAGE_BYTES - _RESULT_BYTES * (MAX_BATCH + 1)
+        hits = 0
+        for group in acquire.groups:
+            scope = group.scope.digest
+            for digest in group.digests:
+                name = scope + digest
+                hit = self._directory.find(name)
+                if hit is None:
+                    position = len(results)
+                    answer: Answer = self._claims.acquire(
+                        name, _GENERATION, session.number, acquire.request, position, wait_until=wait_until, now=now
+                    )
+                    self._count_result("acquire", answer)
+                    results.append(answer)
+                    continue
+                hits += 1
+                room -= len(hit.info)
+                if room >= 0:
+                    results.append(hit)
+                else:  # what does not fit into the answer follows at once, as if it had been waited for
+                    overflow.append(Wake(session.number, acquire.request, len(results), hit))
+                    results.append(WAITING)
+        self.count("acquire.hit", hits)
+        return Acquired(self.term, session.number, acquire.request, results), overflow
+
+    def _commit(self, session: Session, commit: Commit, now: float) -> tuple[ControllerMessage, list[Wake]]:
+        if sum(len(group.entries) for group in commit.groups) > MAX_BATCH:
+            return self._refused(commit.request, "batch", f"more than {MAX_BATCH} entries"), []
+        results: list[CommitStatus] = []
+        wakes: list[Wake] = []
+        for group in commit.groups:
+            scope = group.scope.digest
+            for entry in group.entries:
+                name = scope + mm_digest(entry.mm_hash)
+                status = self._enter(session, name, entry, now)
+                self._counts[f"commit.{status.name.lower()}"] += 1
+                results.append(status)
+                hit = self._directory.find(name)
+                if hit is not None and status in (CommitStatus.STORED, CommitStatus.DUPLICATE):
+                    wakes += self._claims.committed(name, hit)
+                elif self._claims.owns(session.number, entry.token, name):
+                    full = entry.generation == _GENERATION
+                    reason = AbortReason.NO_ROOM if full else AbortReason.FAILED
+                    wakes += self._claims.give_up(session.number, entry.token, reason, now) or ()
+        return Committed(self.term, session.number, commit.request, results), wakes
+
+    def _enter(self, session: Session, name: bytes, entry: Commitment, now: float) -> CommitStatus:
+        if entry.generation != _GENERATION:
+            return CommitStatus.OUTDATED if entry.generation < _GENERATION else CommitStatus.REFUSED
+        return self._directory.enter(
+            name,
+            generation=entry.generation,
+            nbytes=entry.nbytes,
+            info=entry.info,
+            mm_hash=entry.mm_hash,
+            cost_ms=entry.cost_ms,
+            producer=session.name,
+            now=now,
+        )
+
+    def _abort(self, session: Session, abort: Abort, now: float) -> list[Wake]:
+        wakes: list[Wake] = []
+        for token in abort.tokens:
+            woken = self._claims.give_up(session.number, token, abort.reason, now)
+            self._counts["abort.stale" if woken is None else f"abort.{abort.reason.name.lower()}"] += 1
+            wakes += woken or ()
+        return wakes
+
+    def _report(self, report: Report) -> None:
+        for missing in report.entries:
+            dropped = self._directory.drop(missing.scope.digest + missing.digest, missing.revision)
+            self._counts["missing.dropped" if dropped else "missing.stale"] += 1
+
+    def _lookup(self, session: Session, lookup: Lookup) -> ControllerMessage:
+        if sum(len(group.digests) for group in lookup.groups) > MAX_BATCH:
+            return self._refused(lookup.request, "batch", f"more than {MAX_BATCH} keys")
+        found: list[Hit | None] = []
+        for group in lookup.groups:
+            scope = group.scope.digest
+            found += [self._directory.find(scope + digest) for digest in group.digests]
+        if (
+            sum(len(hit.info) for hit in found if hit is not None) + _RESULT_BYTES * (len(found) + 1)
+            > MAX_MESSAGE_BYTES
+        ):
+            return self._refused(lookup.request, "answer", "the answer is larger than a message; ask for fewer keys")
+        self._counts["lookup"] += len(found)
+        return Found(self.term, session.number, lookup.request, found)
+
+    def _end(self, session: Session, now: float) -> list[Wake]:
+        self._sessions.end(session)
+        return self._claims.end([session.number], now)
+
+    def _resolved(self, wakes: Iterable[Wake]) -> Effects:
+        """One message for each request that has waits ended, or more where they would be too large."""
+        batches: dict[tuple[int, int], list[list[tuple[int, Resolution]]]] = {}
+        sizes: dict[tuple[int, int], int] = {}
+        for session, request, position, result in wakes:
+            self._count_result("resolved", result)
+            size = _RESULT_BYTES + (len(result.info) if isinstance(result, Hit) else 0)
+            waiter = (session, request)
+            chunks = batches.setdefault(waiter, [])
+            if not chunks or sizes[waiter] + size > MAX_MESSAGE_BYTES:
+                chunks.append([])
+                sizes[waiter] = _RESULT_BYTES
+            chunks[-1].append((position, result))
+            sizes[waiter] += size
+        return [
+            (self._sessions.peer_of(session), Resolved(self.term, session, request, results))
+            for (session, request), chunks in batches.items()
+            for results in chunks
+        ]
+
+    def _refused(self, request: int, word: str, reason: str) -> Refused:
+        self._counts[f"refused.{word}"] += 1
+        return Refused(request, reason[:_MAX_REASON])
+
+    def _count_result(self, what: str, result: Answer) -> None:
+        match result:
+            case Hit():
+                self._counts[f"{what}.hit"] += 1
+            case Granted():
+                self._counts[f"{what}.granted"] += 1
+            case Waiting():
+                self._counts[f"{what}.waiting"] += 1
+            case Unclaimed():
+                self._counts[f"{what}.{result.reason}"] += 1

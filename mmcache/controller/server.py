@@ -1,0 +1,212 @@
+"""The controller on a ZMQ ROUTER socket: frames in, the core's decisions, frames out.
+
+One thread does everything. Sends never block: a peer that does not read loses messages, and with the first of them its
+session, so it learns of it by the answer to its next message. Frames larger than a message are never read: libzmq
+closes the connection that sends one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import secrets
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from mmcache.control.messages import MAX_MESSAGE_BYTES, MalformedMessage, decode_from_client, encode
+from mmcache.controller.core import ControllerCore, ControllerLimits, Effects
+
+_BURST: Final = 256
+"""Most frames read between two looks at the clock and at `stop`."""
+_LONGEST_POLL_MS: Final = 60_000
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_OPTIONS: Final = {
+    zmq.LINGER: 0,
+    zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES,
+    zmq.ROUTER_MANDATORY: 1,  # what cannot be sent is an error here, not silence
+    zmq.RCVHWM: 256,  # messages a peer; more stay in its own queue
+    zmq.SNDHWM: 1024,
+    zmq.BACKLOG: 1024,  # a whole cluster may connect at once
+    zmq.HEARTBEAT_IVL: 10_000,  # ms; ends the connections of machines that vanished
+    zmq.HEARTBEAT_TIMEOUT: 30_000,
+}
+
+_log = logging.getLogger(__name__)
+
+
+def new_core(limits: ControllerLimits | None = None) -> ControllerCore:
+    """A core for one start of a controller: new term, and, since nothing is durable yet, a new lineage."""
+    return ControllerCore(
+        limits or ControllerLimits(),
+        term=_random_number(),
+        lineage=secrets.token_hex(8),
+        random_session=_random_number,
+    )
+
+
+def serve(
+    bind: str, core: ControllerCore, *, ready: Callable[[str], None] | None = None, stop: int | None = None
+) -> None:
+    """Serve until stopped.
+
+    Args:
+        bind: such as `tcp://127.0.0.1:7710`; port 0 takes a free one.
+        core: decides; used by this thread only while this runs.
+        ready: called once with the real address, when connections are accepted.
+        stop: a file descriptor that becomes readable when it is time to stop. None: SIGTERM and SIGINT stop it, which
+            needs the main thread.
+
+    Raises:
+        OSError: the address cannot be bound; `filename` is the address.
+    """
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(_StopSignals()) if stop is None else None
+        context = stack.enter_context(zmq.Context())
+        socket = stack.enter_context(context.socket(zmq.ROUTER))
+        for option, value in _OPTIONS.items():
+            socket.setsockopt(option, value)
+        try:
+            socket.bind(bind)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, error.strerror, bind) from error
+        monitor = stack.enter_context(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
+        stack.callback(socket.disable_monitor)
+        address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        _log.info("controller at %s: lineage %s, term %d", address, core.lineage, core.term)
+        if ready is not None:
+            ready(address)
+        server = _Server(socket, monitor, core)
+        if stop is not None:
+            server.run(stop)
+        elif signals is not None:
+            while not signals.received():
+                server.run(signals.fileno())
+        _log.info("controller at %s stopped: %s", address, core.stats())
+
+
+class _Server:
+    """The loop around a core, on sockets that its caller owns."""
+
+    def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], core: ControllerCore) -> None:
+        self._socket = socket
+        self._monitor = monitor
+        self._core = core
+
+    def run(self, stop: int) -> None:
+        """Serve until `stop` is readable."""
+        poller = zmq.Poller()
+        for source in (self._socket, self._monitor, stop):
+            poller.register(source, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(self._patience_ms()))
+            if stop in ready:
+                return
+            if self._monitor in ready:
+                self._count_disconnections()
+            self._send(self._core.tick(_now()))
+            if self._socket in ready:
+                self._receive_burst()
+
+    def _patience_ms(self) -> int:
+        due = self._core.next_deadline()
+        if due is None:
+            return _LONGEST_POLL_MS
+        return min(max(0, math.ceil((due - _now()) * 1000)), _LONGEST_POLL_MS)
+
+    def _receive_burst(self) -> None:
+        for _ in range(_BURST):
+            try:
+                peer, *frames = self._socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            now = _now()
+            try:
+                if len(frames) != 1:
+                    raise MalformedMessage(f"{len(frames)} frames; a message is one")
+                message = decode_from_client(frames[0])
+            except MalformedMessage as error:
+                self._send(self._core.malformed(peer, str(error), now))
+            else:
+                self._send(self._core.handle(peer, message, now))
+
+    def _send(self, effects: Effects) -> None:
+        queue = deque(effects)
+        while queue:
+            peer, message = queue.popleft()
+            if not self._deliver(peer, encode(message)):
+                queue += self._core.unreachable(peer, _now())
+
+    def _deliver(self, peer: bytes, frame: bytes) -> bool:
+        """Whether the frame could be queued for the peer."""
+        for _ in range(2):
+            try:
+                self._socket.send_multipart((peer, frame), zmq.DONTWAIT)
+                return True
+            except zmq.Again:  # asking for events makes libzmq notice what the peer has taken meanwhile
+                self._socket.getsockopt(zmq.EVENTS)
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                return False
+        return False
+
+    def _count_disconnections(self) -> None:
+        """Any end of a connection counts: libzmq does not tell a farewell from a frame that was too large."""
+        for _ in range(_BURST):
+            if not self._monitor.poll(0):
+                return
+            recv_monitor_message(self._monitor)
+            self._core.count("disconnected")
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _random_number() -> int:
+    return secrets.randbelow((1 << 62) - 1) + 1
+
+
+class _StopSignals:
+    """SIGTERM and SIGINT while it is entered, as a descriptor: one that comes just before a poll is not missed.
+
+    The descriptor is Python's wake-up for signals of any kind, so `received` says whether it was one of these.
+    """
+
+    def __enter__(self) -> _StopSignals:
+        self._received = False
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+        self._handlers = {number: signal.signal(number, self._handle) for number in _STOP_SIGNALS}
+        self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def _handle(self, number: int, _frame: object) -> None:
+        self._received = True
+        _log.info("stopped by %s", signal.Signals(number).name)
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def received(self) -> bool:
+        """Whether it is time to stop; clears the descriptor."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._reader, 256):
+                pass
+        return self._received

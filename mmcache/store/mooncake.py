@@ -1,0 +1,342 @@
+"""Mooncake Store behind the contract, attached in one of two ways.
+
+`sidecar`: the node's `mooncake_client` moves the bytes and shares the region's memory with this process: no sockets of
+the store in an engine, and several times the speed of loopback TCP for what lies on this node. `embedded`: a full
+client in this process, which RDMA needs to reach memory of ours.
+
+What a put or a read may do to memory after it failed is in `outcomes.has_settled`; why names must differ, in `batches`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NamedTuple
+
+from mmcache.errors import ConfigError, StoreUnavailable
+from mmcache.store.base import Outcome, PutResult, ReadResult, Region, Store
+from mmcache.store.batches import MAX_OBJECTS_UNDER_WAY, ObjectLimiter, check_batch, check_names, chunks
+from mmcache.store.binding import Binding, forget, new_client
+from mmcache.store.launch import rpc_answers
+from mmcache.store.lifecycle import CallGate
+from mmcache.store.outcomes import has_settled, outcome_of
+
+_logger = logging.getLogger(__name__)
+
+CONFIRM_S: Final = 1.0
+"""How long a put that was accepted may stay unseen before its name counts as held by another writer."""
+CLOSE_WAIT_S: Final = 2.0
+_FIRST_PAUSE_S: Final = 0.002
+_LONGEST_PAUSE_S: Final = 0.2
+_PROBE_TIMEOUT_S: Final = 0.5
+_PROBE_NAME: Final = "mmc1.probe"
+
+_limiter = ObjectLimiter(MAX_OBJECTS_UNDER_WAY)
+_own_regions: list[mmap.mmap] = []
+"""Memory registered by embedded clients; mapped while the process lives, for tensors that are still held."""
+
+
+class _Answer(NamedTuple):
+    """One call of the binding: a code for each object, or the outcome that all of them share."""
+
+    codes: Sequence[int]
+    elapsed_s: float = 0.0
+    refusal: Outcome = Outcome.OK
+    settled: bool = True
+    """Of a refusal: False if something may have been sent."""
+
+
+class MooncakeStore(Store):
+    """A client of Mooncake Store; see `Store` for the contract, and `attach` to make one.
+
+    Args:
+        binding: a client that is set up; the store owns it.
+        kind: how it is attached.
+        peer: `host:port` of the process that it depends on: the sidecar, or the master.
+        lease_s: the master's read lease in seconds.
+    """
+
+    def __init__(self, binding: Binding, *, kind: Literal["sidecar", "embedded"], peer: str, lease_s: float) -> None:
+        self.kind = kind
+        self.lease_s = lease_s
+        self._binding = binding
+        self._sidecar = kind == "sidecar"
+        self._peer = peer
+        self._regions: list[Region] = []
+        self._gate = CallGate("store")
+        self._in_doubt = False
+        self._probing = threading.Lock()
+        self._may_move_bytes = False  # after its call has ended: memory must stay registered
+        self._ending = threading.Lock()
+        self._ended = False
+
+    @classmethod
+    def attach(
+        cls,
+        *,
+        master: str,
+        sidecar: str | None,
+        attach: str = "auto",
+        metadata: str = "P2PHANDSHAKE",
+        protocol: str = "tcp",
+        devices: str = "",
+        hostname: str = "127.0.0.1",
+        lease_s: float = 10.0,
+        region_bytes: int,
+        timeout: float = 5.0,
+    ) -> MooncakeStore:
+        """Attach to the store. Sets `MC_*` environment variables of this process that are not set, for good.
+
+        Args:
+            master: `host:port` of the master.
+            sidecar: `host:port` of the node's `mooncake_client`, or None.
+            attach: `sidecar`, `embedded`, or `auto`: `sidecar` if there is one and it answers, else `embedded`.
+            metadata, protocol, devices, hostname: of an embedded client, as Mooncake's `setup` takes them.
+            lease_s: the master's read lease in seconds.
+            region_bytes: how much `allocate_region` will be asked for.
+            timeout: seconds that the master, and the sidecar, have to show that they run.
+
+        Raises:
+            ConfigError: the arguments contradict each other.
+            StoreUnavailable: there is no store, or Mooncake is not installed; the message says which.
+        """
+        if attach not in {"auto", "sidecar", "embedded"}:
+            raise ConfigError(f"attach must be auto, sidecar or embedded, not {attach!r}")
+        if attach == "sidecar" and sidecar is None:
+            raise ConfigError("attach is sidecar, but there is no sidecar address")
+        if not rpc_answers(master, timeout=timeout):
+            raise StoreUnavailable(f"no Mooncake master answers at {master}")
+        if attach != "embedded" and sidecar is not None:
+            if rpc_answers(sidecar, timeout=timeout):
+                return cls._attach_sidecar(sidecar, region_bytes, lease_s, timeout)
+            if attach == "sidecar":
+                raise StoreUnavailable(f"no mooncake_client answers at {sidecar}")
+            _logger.warning("no mooncake_client answers at %s: attaching to the store without it", sidecar)
+        client = new_client()
+        if (code := client.setup(hostname, metadata, 0, 0, protocol, devices, master)) != 0:
+            forget(client)
+            raise StoreUnavailable(f"the set-up as a client of the master at {master} failed (Mooncake's code {code})")
+        return cls(client, kind="embedded", peer=master, lease_s=lease_s)
+
+    @classmethod
+    def _attach_sidecar(cls, address: str, region_bytes: int, lease_s: float, timeout: float) -> MooncakeStore:
+        client = new_client()
+        if (code := client.setup_dummy(region_bytes, 0, address)) != 0:
+            forget(client)
+            raise StoreUnavailable(f"attaching to the mooncake_client at {address} failed (Mooncake's code {code})")
+        deadline = time.monotonic() + timeout
+        while client.health_check() != 0:  # until its first ping is answered: milliseconds
+            if time.monotonic() > deadline:
+                raise StoreUnavailable(f"the mooncake_client at {address} took us in, but does not answer pings")
+            time.sleep(_FIRST_PAUSE_S)
+        return cls(client, kind="sidecar", peer=address, lease_s=lease_s)
+
+    def allocate_region(self, nbytes: int) -> Region:
+        """See `Store`. With a sidecar it is memory shared with that process, else ours, registered with the store."""
+        if nbytes <= 0:
+            raise ValueError(f"a region has at least one byte, not {nbytes}")
+        with self._gate:
+            address = self._binding.alloc_from_mem_pool(nbytes) if self._sidecar else _map_memory(nbytes)
+            if not address or self._binding.register_buffer(address, nbytes) != 0:
+                raise StoreUnavailable(f"no {nbytes} bytes of memory could be had and registered with the store")
+            region = Region(address, nbytes)
+            self._regions.append(region)
+            return region
+
+    def read_into(
+        self, names: Sequence[str], addresses: Sequence[int], sizes: Sequence[int], *, deadline: float
+    ) -> list[ReadResult]:
+        """See `Store`."""
+        results: list[ReadResult] = []
+        with self._gate:
+            check_batch(names, addresses, sizes, self._regions)
+            for part in chunks(sizes):
+                results += self._read_chunk(list(names[part]), list(addresses[part]), list(sizes[part]), deadline)
+        return results
+
+    def _read_chunk(
+        self, names: list[str], addresses: list[int], sizes: list[int], deadline: float
+    ) -> list[ReadResult]:
+        answer = self._transfer(self._binding.batch_get_into, names, addresses, sizes, deadline)
+        if answer.refusal is not Outcome.OK:
+            return [ReadResult(answer.refusal, 0, answer.settled)] * len(names)
+        results = []
+        for name, size, code in zip(names, sizes, answer.codes, strict=True):
+            outcome, nbytes = outcome_of(code), max(code, 0)
+            settled = self._settled(outcome, answer.elapsed_s)
+            if outcome is Outcome.OK and answer.elapsed_s > self.lease_s:
+                outcome, nbytes = Outcome.LEASE_EXPIRED, 0
+            elif outcome is Outcome.INVALID:  # a buffer that is too small, or what `_unknown_memory` says
+                needed = self._size_of(name, deadline)
+                outcome = self._unknown_memory if needed is not None and needed <= size else Outcome.TOO_SMALL
+                nbytes = needed or 0 if outcome is Outcome.TOO_SMALL else 0
+            results.append(ReadResult(outcome, nbytes, settled))
+        return results
+
+    def put_from(
+        self, names: Sequence[str], addresses: Sequence[int], sizes: Sequence[int], *, deadline: float
+    ) -> list[PutResult]:
+        """See `Store`. A name that another writer holds, living or dead, is IN_PROGRESS after at most a second."""
+        results: list[PutResult] = []
+        with self._gate:
+            check_batch(names, addresses, sizes, self._regions)
+            for part in chunks(sizes):
+                results += self._put_chunk(list(names[part]), list(addresses[part]), list(sizes[part]), deadline)
+        return results
+
+    def _put_chunk(self, names: list[str], addresses: list[int], sizes: list[int], deadline: float) -> list[PutResult]:
+        answer = self._transfer(self._binding.batch_put_from, names, addresses, sizes, deadline)
+        if answer.refusal is not Outcome.OK:
+            return [PutResult(answer.refusal, answer.settled)] * len(names)
+        outcomes = dict(zip(names, map(outcome_of, answer.codes), strict=True))
+        settled = [self._settled(outcome, answer.elapsed_s) for outcome in outcomes.values()]
+        outcomes |= self._confirm([name for name, outcome in outcomes.items() if outcome is Outcome.OK], deadline)
+        return [
+            PutResult(self._unknown_memory if outcome is Outcome.INVALID else outcome, has_ended)
+            for outcome, has_ended in zip(outcomes.values(), settled, strict=True)
+        ]
+
+    def _confirm(self, names: list[str], deadline: float) -> dict[str, Outcome]:
+        """What became of puts that returned 0, as one whose name another writer holds does too."""
+        give_up = min(deadline, time.monotonic() + CONFIRM_S)
+        outcomes = dict.fromkeys(names, Outcome.IN_PROGRESS)
+        pause = _FIRST_PAUSE_S
+        while names:
+            answer = self._call(self._binding.batch_is_exist, names)
+            codes = answer.codes if answer.refusal is Outcome.OK else [-1] * len(names)
+            for name, code in zip(names, codes, strict=True):
+                if code != 0:  # a sidecar says -1 for whatever went wrong
+                    outcomes[name] = Outcome.OK if code > 0 else Outcome.UNAVAILABLE
+            names = [name for name in names if outcomes[name] is Outcome.IN_PROGRESS]
+            if time.monotonic() + pause > give_up:
+                break
+            if names:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+        return outcomes
+
+    def sizes(self, names: Sequence[str], *, deadline: float) -> list[int | None]:
+        """See `Store`. A call a name, 0.1 to 0.2 ms each: a sidecar offers no batches of it."""
+        with self._gate:
+            return [self._size_of(name, deadline) for name in names]
+
+    def _size_of(self, name: str, deadline: float) -> int | None:
+        answer = self._call(lambda: [self._binding.get_size(name)], deadline=deadline)
+        return answer.codes[0] if answer.refusal is Outcome.OK and answer.codes[0] >= 0 else None
+
+    def exists(self, names: Sequence[str], *, deadline: float) -> list[bool]:
+        """See `Store`."""
+        return [code == 1 for code in self._codes(self._binding.batch_is_exist, names, deadline)]
+
+    def remove(self, names: Sequence[str], *, deadline: float) -> list[Outcome]:
+        """See `Store`."""
+        codes = self._codes(self._binding.batch_remove, names, deadline)
+        return [code if isinstance(code, Outcome) else outcome_of(code) for code in codes]
+
+    def _codes(
+        self, method: Callable[[list[str]], Sequence[int]], names: Sequence[str], deadline: float
+    ) -> list[int | Outcome]:
+        codes: list[int | Outcome] = []
+        with self._gate:
+            check_names(names)
+            for part in chunks([0] * len(names)):
+                asked = list(names[part])
+                answer = self._call(method, asked, deadline=deadline)
+                codes += answer.codes if answer.refusal is Outcome.OK else [answer.refusal] * len(asked)
+        return codes
+
+    def close(self) -> None:
+        """See `Store`. Waits two seconds at most for calls that run.
+
+        An embedded client then ends, which holds the GIL for about a second, unless a call or a transfer of it may
+        still be under way. One with a sidecar is left alone until the process exits: ending it would free nothing, as
+        its memory stays mapped, and holds the GIL while the sidecar waits for transfers of the whole node.
+        """
+        idle = self._gate.close(wait_s=CLOSE_WAIT_S)
+        if not idle or self._sidecar or self._may_move_bytes:
+            return
+        with self._ending:
+            if not self._ended:
+                self._ended = True
+                self._binding.close()
+                forget(self._binding)
+
+    def _transfer(
+        self,
+        method: Callable[[list[str], list[int], list[int]], Sequence[int]],
+        names: list[str],
+        addresses: list[int],
+        sizes: list[int],
+        deadline: float,
+    ) -> _Answer:
+        if not _limiter.take(len(names), deadline):
+            return _Answer((), refusal=Outcome.TIMED_OUT)
+        try:
+            return self._call(method, names, addresses, sizes, deadline=deadline)
+        finally:
+            _limiter.give_back(len(names))
+
+    def _call(self, method: Callable[..., Sequence[int]], *arguments: object, deadline: float | None = None) -> _Answer:
+        if deadline is not None and time.monotonic() >= deadline:
+            return _Answer((), refusal=Outcome.TIMED_OUT)
+        try:
+            if not self._reachable():
+                return _Answer((), refusal=Outcome.UNAVAILABLE)
+            started = _now()
+            codes = method(*arguments)
+        except Exception:  # whatever the binding raises, the engine goes on
+            _logger.exception("Mooncake raised an exception")
+            self._in_doubt = self._may_move_bytes = True
+            return _Answer((), refusal=Outcome.FAILED, settled=False)
+        if any(outcome_of(code) is Outcome.UNAVAILABLE for code in codes):
+            self._in_doubt = True
+        return _Answer(codes, _now() - started)
+
+    def _reachable(self) -> bool:
+        """Whether to lend memory to a call: after one that found nobody, only when one without memory succeeds.
+
+        Calls that find nobody take seconds, and with a sidecar they never let go of their memory.
+        """
+        if self._sidecar and self._binding.health_check() != 0:  # asks nobody: what the last ping said
+            self._in_doubt = True
+            return False
+        if not self._in_doubt:
+            return True
+        if not self._probing.acquire(blocking=False):
+            return False
+        try:
+            if not rpc_answers(self._peer, timeout=_PROBE_TIMEOUT_S):
+                return False
+            self._in_doubt = min(self._binding.batch_is_exist([_PROBE_NAME])) < 0
+            return not self._in_doubt
+        finally:
+            self._probing.release()
+
+    def _settled(self, outcome: Outcome, elapsed_s: float) -> bool:
+        settled = has_settled(outcome, elapsed_s, sidecar=self._sidecar)
+        self._may_move_bytes = self._may_move_bytes or not settled
+        return settled
+
+    @property
+    def _unknown_memory(self) -> Outcome:
+        # What "invalid" means of buffers that were checked: a sidecar that was restarted does not know our memory,
+        # until its client notices and shares it anew.
+        return Outcome.UNAVAILABLE if self._sidecar else Outcome.INVALID
+
+
+def _now() -> float:
+    # Leases go on while this machine is suspended, and so does this clock.
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _map_memory(nbytes: int) -> int:
+    try:
+        memory = mmap.mmap(-1, nbytes)
+    except (OSError, OverflowError) as error:
+        raise StoreUnavailable(f"no {nbytes} bytes of memory: {error}") from error
+    _own_regions.append(memory)
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -1,0 +1,26 @@
+"""Shared by all tests: this folder on the path (for `cluster`), and one real store for those that do not break it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+if TYPE_CHECKING:
+    from cluster import MooncakeProcesses
+
+
+@pytest.fixture(scope="session")
+def mooncake() -> Iterator[MooncakeProcesses]:
+    """A master and one owner of 256 MB on loopback."""
+    from cluster import MooncakeProcesses
+
+    with MooncakeProcesses() as processes:
+        processes.start_master()
+        processes.start_owner(256 << 20)
+        yield processes

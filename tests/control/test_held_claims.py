@@ -1,0 +1,89 @@
+"""Claims that are held: renewed in time, never mistaken for another session's."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmcache.control.calls import Acquisition
+from mmcache.control.claims import HeldClaims
+
+
+def acquisition() -> Acquisition:
+    return Acquisition(1, wait_s=1.0, renew_for_s=1.0, check=lambda: None, leave=lambda _: None)
+
+
+OWNER = acquisition()
+
+
+def hold(claims: HeldClaims, token: int, *, now: float, claim_s: float = 9.0, renew_for_s: float = 120.0) -> int:
+    return claims.hold(token, OWNER, claim_s=claim_s, renew_until=now + renew_for_s, now=now)
+
+
+def test_a_number_is_never_used_again_though_the_next_term_repeats_the_token() -> None:
+    claims = HeldClaims()
+    old = hold(claims, 5, now=0.0)
+    claims.clear()
+    new = hold(claims, 5, now=1.0)
+    assert old != new
+    assert claims.end(old) == 0, "the number of an earlier session ended another's claim"
+    assert 5 in claims
+    assert claims.end(new) == 5
+    assert claims.end(new) == 0
+
+
+def test_a_claim_is_renewed_until_it_ends() -> None:
+    claims = HeldClaims()
+    number = hold(claims, 5, now=0.0)
+    assert claims.next_deadline() == 3.0
+    assert claims.due(2.9) == []
+    assert claims.due(3.0) == [5]
+    assert claims.due(3.1) == []
+    assert claims.due(6.0) == [5]
+    claims.end(number)
+    assert claims.due(9.0) == []
+    assert claims.next_deadline() is None
+
+
+def test_a_claim_is_not_renewed_for_longer_than_its_caller_said() -> None:
+    claims = HeldClaims()
+    hold(claims, 5, now=0.0, renew_for_s=5.0)
+    hold(claims, 6, now=0.0)
+    assert sorted(claims.due(3.0)) == [5, 6]
+    assert claims.due(6.0) == [6]
+    assert 5 not in claims
+
+
+def test_the_owner_learns_which_claims_are_lost() -> None:
+    claims, owner = HeldClaims(), acquisition()
+    number = claims.hold(5, owner, claim_s=9.0, renew_until=100.0, now=0.0)
+    assert claims.lost([5, 6]) == 1
+    assert owner.lost_claims == {number}
+    assert claims.due(3.0) == []
+
+
+def test_a_claim_that_is_granted_again_keeps_its_number() -> None:
+    claims = HeldClaims()
+    assert hold(claims, 5, now=0.0) == hold(claims, 5, now=1.0)
+    assert len(claims) == 1
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.sampled_from([1.0, 4.0, 10.0])), min_size=1, max_size=20))
+def test_no_claim_waits_longer_than_a_third_of_its_time_for_a_renewal(arrivals: list[tuple[float, float]]) -> None:
+    claims, now = HeldClaims(), 0.0
+    confirmed: dict[int, tuple[float, float]] = {}
+
+    def check_until(then: float) -> None:
+        while (due := claims.next_deadline()) is not None and due <= then:
+            for token in claims.due(due):
+                last, claim_s = confirmed[token]
+                assert due - last <= claim_s / 3 + 1e-6
+                confirmed[token] = due, claim_s
+
+    for token, (pause, claim_s) in enumerate(arrivals, start=1):
+        check_until(now + pause)
+        now += pause
+        confirmed[token] = now, claim_s
+        hold(claims, token, now=now, claim_s=claim_s)
+    check_until(now + 5.0)
+    assert all(last > 0.0 or now + 5.0 < claim_s / 3 for last, claim_s in confirmed.values())

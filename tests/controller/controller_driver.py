@@ -1,0 +1,175 @@
+"""A core, a clock, and clients that speak to it by message, for the tests of its rules."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from mmcache.control.messages import (
+    Abort,
+    AbortReason,
+    Acquire,
+    Acquired,
+    Answer,
+    ClientMessage,
+    Commit,
+    CommitGroup,
+    Commitment,
+    CommitStatus,
+    Committed,
+    ControllerMessage,
+    Found,
+    Goodbye,
+    Granted,
+    Heartbeat,
+    Hello,
+    Hit,
+    KeyGroup,
+    Leave,
+    Lookup,
+    Missing,
+    Renew,
+    Renewed,
+    Report,
+    Resolved,
+    Welcome,
+    decode_from_client,
+    decode_from_controller,
+    encode,
+)
+from mmcache.controller.core import ControllerCore, ControllerLimits, Effects
+from mmcache.key import Scope, mm_digest
+
+TERM = 7
+LINEAGE = "0123456789abcdef"
+SCOPE = Scope("default", "siglip", "v1", None, "image")
+
+
+def digests(*mm_hashes: str) -> list[bytes]:
+    return [mm_digest(mm_hash) for mm_hash in mm_hashes]
+
+
+def group(*mm_hashes: str) -> list[KeyGroup]:
+    return [KeyGroup(SCOPE, digests(*mm_hashes))]
+
+
+class World:
+    """Hands effects to the clients that they are for, and fails where there is none."""
+
+    def __init__(self, **limits: int) -> None:
+        self.now = 1000.0
+        self.core = ControllerCore(
+            ControllerLimits(**limits), term=TERM, lineage=LINEAGE, random_session=itertools.count(500).__next__
+        )
+        self.clients: dict[bytes, Client] = {}
+
+    def client(self, peer: str) -> Client:
+        return Client(self, peer.encode())
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass and nothing else happen, tick by tick as a server would."""
+        until = self.now + seconds
+        while (due := self.core.next_deadline()) is not None and due <= until:
+            self.now = max(self.now, due)
+            self.deliver(self.core.tick(self.now))
+        self.now = until
+
+    def deliver(self, effects: Effects) -> None:
+        for peer, message in effects:
+            self.clients[peer].inbox.append(decode_from_controller(encode(message)))
+
+    def stats(self, *names: str) -> tuple[int, ...]:
+        stats = self.core.stats()
+        return tuple(stats.get(name, 0) for name in names)
+
+
+class Client:
+    """One connection with a session, and what has come over it."""
+
+    def __init__(self, world: World, peer: bytes) -> None:
+        self.world = world
+        self.peer = peer
+        self.inbox: list[ControllerMessage] = []
+        self.requests = itertools.count(1)
+        self.session = 0
+        world.clients[peer] = self
+        self.hello()
+
+    def hello(self) -> None:
+        welcome = self.ask(Hello(1, self.peer.decode(), "host", 1))
+        if isinstance(welcome, Welcome):
+            self.session = welcome.session
+
+    def tell(self, message: ClientMessage) -> None:
+        message = decode_from_client(encode(message))
+        self.world.deliver(self.world.core.handle(self.peer, message, self.world.now))
+
+    def ask(self, message: ClientMessage) -> ControllerMessage:
+        """Tell, and take the answer out of the inbox."""
+        seen = len(self.inbox)
+        self.tell(message)
+        answers = [i for i in range(seen, len(self.inbox)) if not isinstance(self.inbox[i], Resolved)]
+        assert len(answers) == 1
+        return self.inbox.pop(answers[0])
+
+    def acquire_message(self, *mm_hashes: str, wait_ms: int = 30_000, request: int = 0) -> Acquire:
+        return Acquire(TERM, self.session, request or next(self.requests), wait_ms, group(*mm_hashes))
+
+    def acquire(self, *mm_hashes: str, wait_ms: int = 30_000, request: int = 0) -> list[Answer]:
+        answer = self.ask(self.acquire_message(*mm_hashes, wait_ms=wait_ms, request=request))
+        assert isinstance(answer, Acquired)
+        assert len(answer.results) == len(mm_hashes)
+        return answer.results
+
+    def claim(self, mm_hash: str) -> int:
+        """The token of a claim that must be granted."""
+        (answer,) = self.acquire(mm_hash)
+        assert isinstance(answer, Granted)
+        return answer.token
+
+    def commit(self, *mm_hashes: str, tokens: Sequence[int] = (), generation: int = 0, info: bytes = b"i") -> list[int]:
+        entries = [
+            Commitment(mm_hash, generation, token, 5000, 1.5, info)
+            for mm_hash, token in itertools.zip_longest(mm_hashes, tokens, fillvalue=0)
+        ]
+        answer = self.ask(Commit(TERM, self.session, next(self.requests), [CommitGroup(SCOPE, entries)]))
+        assert isinstance(answer, Committed)
+        return answer.results
+
+    def put(self, *mm_hashes: str, info: bytes = b"i") -> None:
+        assert set(self.commit(*mm_hashes, info=info)) == {CommitStatus.STORED}
+
+    def renew(self, *tokens: int) -> list[int]:
+        answer = self.ask(Renew(TERM, self.session, next(self.requests), list(tokens)))
+        assert isinstance(answer, Renewed)
+        return answer.lost
+
+    def abort(self, reason: AbortReason, *tokens: int) -> None:
+        self.tell(Abort(TERM, self.session, reason, list(tokens)))
+
+    def leave(self, request: int) -> None:
+        self.tell(Leave(TERM, self.session, request))
+
+    def report(self, mm_hash: str, revision: int) -> None:
+        self.tell(Report(TERM, self.session, [Missing(SCOPE, mm_digest(mm_hash), revision)]))
+
+    def lookup(self, *mm_hashes: str) -> list[Hit | None]:
+        answer = self.ask(Lookup(TERM, self.session, next(self.requests), group(*mm_hashes)))
+        assert isinstance(answer, Found)
+        return answer.results
+
+    def heartbeat(self, number: int = 1) -> ControllerMessage:
+        return self.ask(Heartbeat(TERM, self.session, number, 0))
+
+    def goodbye(self) -> None:
+        self.tell(Goodbye(TERM, self.session))
+
+    def resolved(self) -> list[tuple[int, int, object]]:
+        """Take all ends of waits out of the inbox, as request, position and result; nothing else may be there."""
+        ends = []
+        for message in self.inbox:
+            assert isinstance(message, Resolved)
+            assert (message.term, message.session) == (TERM, self.session)
+            ends += [(message.request, position, result) for position, result in message.results]
+        self.inbox.clear()
+        return ends

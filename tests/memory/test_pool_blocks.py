@@ -1,0 +1,311 @@
+"""The life of a block: who holds it, when it is freed, and what its state forbids."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from mmcache.errors import PoolExhausted
+from mmcache.memory.pool import BlockState, BlockStateError
+
+PAGE = 4096
+
+
+def keep(pool, name, nbytes=PAGE):
+    """An entry that nobody holds."""
+    block = pool.allocate(nbytes, deadline=0)
+    pool.unhold(pool.keep(name, block, None).block)
+    return block
+
+
+def test_a_released_block_is_freed_and_its_room_used_again(make_pool):
+    pool = make_pool(1)
+    block = pool.allocate(100, deadline=0)
+    assert (block.state, block.nbytes, pool.stats()["used"]) == (BlockState.FILLING, 100, PAGE)
+    pool.release(block)
+    assert (block.state, pool.stats()["used"]) == (BlockState.FREED, 0)
+    assert pool.allocate(PAGE, deadline=0).address == block.address
+
+
+def test_a_ready_entry_is_found_with_its_value_and_stays_when_unheld(make_pool):
+    pool = make_pool(2)
+    block = pool.allocate(PAGE, deadline=0)
+    value = {"rows": 3}
+    entry = pool.keep("name", block, value)
+    pool.unhold(block)
+    assert block.state is BlockState.READY
+    found = pool.find("name")
+    assert found is entry
+    assert found.value is value
+    assert pool.find("other") is None
+    assert pool.stats()["held_blocks"] == 1
+
+
+def test_keeping_a_name_twice_gives_the_first_entry_and_releases_the_second_block(make_pool):
+    pool = make_pool(4)
+    first = keep(pool, "name")
+    second = pool.allocate(PAGE, deadline=0)
+    entry = pool.keep("name", second, None)
+    assert entry.block is first
+    assert second.state is BlockState.FREED
+    pool.forget("name")
+    assert first.state is BlockState.READY  # held for whoever kept it a second time
+    pool.unhold(first)
+    assert first.state is BlockState.FREED
+
+
+def test_a_forgotten_entry_is_not_found_and_goes_with_its_last_hold(make_pool):
+    pool = make_pool(1)
+    block = keep(pool, "name")
+    pool.find("name")
+    pool.hold(block)
+    assert pool.forget("name") is True
+    assert pool.forget("name") is False
+    assert pool.find("name") is None
+    pool.unhold(block)
+    assert block.state is BlockState.READY
+    pool.unhold(block)
+    assert block.state is BlockState.FREED
+
+
+def test_an_idle_entry_is_freed_when_forgotten(make_pool):
+    pool = make_pool(1)
+    block = keep(pool, "name")
+    pool.forget("name")
+    assert block.state is BlockState.FREED
+    assert pool.stats()["used"] == 0
+
+
+def test_the_least_recently_used_idle_entry_is_given_up_first(make_pool):
+    pool = make_pool(4)
+    for name in "abcd":
+        keep(pool, name)
+    pool.unhold(pool.find("a").block)
+    pool.find("b")  # and holds it
+    pool.allocate_many([PAGE, PAGE], deadline=0)
+    assert [name for name in "abcd" if pool.find(name)] == ["a", "b"]
+    assert pool.stats()["evictions"] == 2
+
+
+def test_held_entries_are_not_given_up(make_pool):
+    pool = make_pool(2)
+    keep(pool, "a")
+    keep(pool, "b")
+    held = pool.find("a"), pool.export(pool.find("b").block, 0, 1)
+    with pytest.raises(PoolExhausted) as caught:
+        pool.allocate(1, deadline=0)
+    assert caught.value.fits
+    assert held
+
+
+def test_no_entry_is_given_up_for_a_try_that_fails_all_the_same(make_pool):
+    pool = make_pool(3)
+    keep(pool, "idle")
+    pool.allocate(PAGE, deadline=0)
+    with pytest.raises(PoolExhausted):
+        pool.allocate(3 * PAGE, deadline=0)
+    assert pool.find("idle")
+
+
+def test_many_blocks_are_allocated_all_or_none(make_pool):
+    pool = make_pool(4)
+    pool.allocate(PAGE, deadline=0)
+    with pytest.raises(PoolExhausted):
+        pool.allocate_many([PAGE, PAGE, PAGE, PAGE], deadline=0)
+    assert pool.stats()["used"] == PAGE
+    blocks = pool.allocate_many([PAGE, 2 * PAGE], deadline=0)
+    assert len({block.address for block in blocks}) == 2
+    assert pool.allocate_many([], deadline=0) == []
+
+
+@pytest.mark.parametrize("sizes", [[0], [1, -5]])
+def test_sizes_that_are_not_positive_are_refused(make_pool, sizes):
+    pool = make_pool(4)
+    with pytest.raises(ValueError):
+        pool.allocate_many(sizes, deadline=0)
+    assert pool.stats()["used"] == 0
+
+
+def test_a_trimmed_block_gives_its_tail_back(make_pool):
+    pool = make_pool(4)
+    block = pool.allocate(4 * PAGE, deadline=0)
+    pool.trim(block, PAGE + 1)
+    assert (block.nbytes, len(pool.view(block)), pool.stats()["used"]) == (PAGE + 1, PAGE + 1, 2 * PAGE)
+    assert pool.allocate(2 * PAGE, deadline=0).address == block.address + 2 * PAGE
+    for nbytes in (0, PAGE + 2):
+        with pytest.raises(ValueError):
+            pool.trim(block, nbytes)
+
+
+def test_what_is_exported_is_not_trimmed(make_pool):
+    pool = make_pool(2)
+    block = pool.allocate(2 * PAGE, deadline=0)
+    export = pool.export(block, PAGE, PAGE)
+    with pytest.raises(BlockStateError, match="exported"):
+        pool.trim(block, PAGE)
+    del export
+    pool.trim(block, PAGE)
+
+
+def test_the_view_is_the_block_and_writable_only_while_filling(make_pool):
+    pool = make_pool(2)
+    first, second = pool.allocate_many([PAGE, 10], deadline=0)
+    pool.view(first)[:] = b"a" * PAGE
+    pool.view(second)[:] = b"b" * 10
+    pool.keep("name", first, None)
+    assert bytes(pool.view(first)) == b"a" * PAGE
+    assert bytes(pool.view(second)) == b"b" * 10
+    with pytest.raises(TypeError):
+        pool.view(first)[0] = 0
+
+
+def test_an_export_is_exactly_its_part_and_holds_the_block(make_pool):
+    pool = make_pool(2)
+    block = pool.allocate(2 * PAGE, deadline=0)
+    pool.view(block)[100:110] = b"0123456789"
+    export = pool.export(block, 102, 4)
+    assert bytes(export) == b"2345"
+    export[0] = ord("x")
+    assert bytes(pool.view(block)[100:104]) == b"01x3"
+    pool.release(block)
+    assert block.state is BlockState.FILLING
+    again = memoryview(export)[1:]
+    del export
+    assert block.state is BlockState.FILLING
+    del again
+    assert block.state is BlockState.FREED
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(0, PAGE + 1), (PAGE, 1), (-1, 1), (1, -1)])
+def test_an_export_outside_its_block_is_refused(make_pool, offset, nbytes):
+    pool = make_pool(4)
+    block = pool.allocate(PAGE, deadline=0)
+    with pytest.raises(ValueError):
+        pool.export(block, offset, nbytes)
+    pool.release(block)
+    assert block.state is BlockState.FREED
+
+
+def test_memory_handed_out_to_be_filled_can_be_found_by_its_address(make_pool):
+    pool = make_pool(4)
+    block = pool.allocate(PAGE, deadline=0)
+    tensor_memory = pool.export(block, 0, PAGE)
+    pool.unhold(block)
+    assert pool.block_at(block.address) is block
+    assert pool.block_at(block.address + 1) is None
+    pool.hold(block)
+    assert pool.keep("name", block, None).block is block
+    pool.unhold(block)
+    pool.forget("name")
+    del tensor_memory
+    assert pool.block_at(block.address) is None
+
+
+def test_a_quarantined_block_is_never_used_again(make_pool):
+    pool = make_pool(3)
+    blocks = pool.allocate_many([PAGE, PAGE, PAGE], deadline=0)
+    export = pool.export(blocks[1], 0, PAGE)
+    pool.quarantine(blocks[1])
+    pool.quarantine(blocks[1])
+    assert pool.stats()["quarantined"] == PAGE
+    assert pool.block_at(blocks[1].address) is None
+    pool.unhold(blocks[1])
+    pool.unhold(blocks[1])  # holds do not matter any more
+    del export
+    pool.release(blocks[0])
+    pool.release(blocks[2])
+    assert blocks[1].state is BlockState.QUARANTINED
+    addresses = {pool.allocate(PAGE, deadline=0).address for _ in range(2)}
+    assert addresses == {blocks[0].address, blocks[2].address}
+    assert pool.stats()["used"] == 2 * PAGE
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_quarantined_entry_is_forgotten(make_pool, held):
+    pool = make_pool(2)
+    block = keep(pool, "name")
+    if held:
+        pool.find("name")
+    pool.quarantine(block)
+    assert pool.find("name") is None
+    figures = pool.stats()
+    assert (figures["ready_entries"], figures["ready_bytes"], figures["held_blocks"]) == (0, 0, 0)
+    assert pool.allocate(PAGE, deadline=0).address != block.address
+
+
+@pytest.mark.parametrize("what", ["release", "unhold", "hold", "quarantine", "view"])
+def test_a_freed_block_is_refused_everywhere(make_pool, what):
+    pool = make_pool(1)
+    block = pool.allocate(PAGE, deadline=0)
+    pool.release(block)
+    with pytest.raises(BlockStateError):
+        getattr(pool, what)(block)
+    reused = pool.allocate(PAGE, deadline=0)
+    with pytest.raises(BlockStateError):
+        getattr(pool, what)(block)
+    assert (reused.state, reused.holds) == (BlockState.FILLING, 1)
+
+
+def test_calls_that_the_state_forbids_are_refused(make_pool):
+    pool, other = make_pool(4), make_pool(4)
+    block = pool.allocate(PAGE, deadline=0)
+    pool.keep("name", block, None)
+    for call in (
+        lambda: other.unhold(block),
+        lambda: other.quarantine(block),
+        lambda: pool.release(block),
+        lambda: pool.trim(block, 1),
+        lambda: pool.keep("again", block, None),
+    ):
+        with pytest.raises(BlockStateError):
+            call()
+    pool.unhold(block)
+    with pytest.raises(BlockStateError, match="nobody holds"):
+        pool.unhold(block)
+    assert pool.find("name")
+
+
+def test_the_hold_of_an_export_cannot_be_ended_by_name(make_pool):
+    pool = make_pool(1)
+    block = pool.allocate(PAGE, deadline=0)
+    export = pool.export(block, 0, 1)
+    pool.unhold(block)
+    with pytest.raises(BlockStateError, match="nobody holds"):
+        pool.unhold(block)
+    with pytest.raises(BlockStateError):
+        pool.release(block)
+    assert block.state is BlockState.FILLING
+    del export
+
+
+def test_a_closed_pool_keeps_nothing_and_frees_nothing_that_is_held(make_pool):
+    pool = make_pool(4)
+    idle, filling = keep(pool, "idle"), pool.allocate(PAGE, deadline=0)
+    held = pool.find("idle") and pool.export(idle, 0, PAGE)
+    pool.unhold(idle)
+    keep(pool, "other")
+    pool.close()
+    pool.close()
+    assert pool.find("idle") is pool.find("other") is None
+    assert idle.state is BlockState.READY
+    pool.unhold(pool.keep("late", filling, None).block)
+    assert filling.state is BlockState.FREED
+    del held
+    assert idle.state is BlockState.FREED
+
+
+def test_pool_and_memory_last_as_long_as_what_was_exported_and_no_longer(make_pool):
+    pool = make_pool(1)
+    alive = weakref.ref(pool)
+    export = pool.export(pool.allocate(PAGE, deadline=0), 0, PAGE)
+    gc.disable()  # no cycle may be needed to be found
+    try:
+        del pool
+        export[:] = b"x" * PAGE
+        assert alive() is not None
+        del export
+        assert alive() is None
+    finally:
+        gc.enable()
