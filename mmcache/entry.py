@@ -129,7 +129,7 @@ class _Metadata(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 _encoder = msgspec.msgpack.Encoder()
 _metadata_decoder = msgspec.msgpack.Decoder(_Metadata)
 _info_decoder = msgspec.msgpack.Decoder(EntryInfo)
-_DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # the second: older msgspec
 
 
 def lay_out(tensors: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[tuple[TensorSpec, ...], int]:

@@ -51,13 +51,14 @@ class Part:
         self.name = name
         self.address = address
         self.log = folder / f"{name}.log"
-        with self.log.open("wb") as log:
+        self._command = command
+        self._environment = mooncake_environment({**os.environ, **environment})
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command,
-                env=mooncake_environment({**os.environ, **environment}),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
     @property
@@ -144,6 +145,11 @@ class MooncakeProcesses:
                 self.owners.append(owner)
                 return owner
         raise AssertionError("no owner came up\n" + self.logs())
+
+    def restart(self, part: Part) -> None:
+        """Start a part that was killed, on its own port again."""
+        part.start()
+        assert self._wait_ready(part, lambda: port_answers(part.address)), "its port was taken meanwhile"
 
     @property
     def pids(self) -> dict[str, int]:

@@ -170,6 +170,7 @@ class Cluster:
         try:
             self._wait_until(lambda: probe.status is not None, what="the probe's end")
             if probe.status != 0:
+                self._pause(0)  # see `_check`
                 raise ClusterError(f"the cluster does not serve: the probe {probe.describe_end()}\n{probe.log_tail()}")
         finally:
             probe.kill()
@@ -188,12 +189,13 @@ class Cluster:
         self._check()  # it may have been another process that answered
 
     def _check(self) -> None:
+        """Raise PartEnded if a part has ended, or StopRequested if that was asked for."""
         for child in self._children:
             if child.status is not None:
-                tail = child.log_tail() or "(its log is empty)"
-                raise PartEnded(
-                    f"the {child.name} (pid {child.pid}) {child.describe_end()}; {child.log} ends with:\n{tail}"
-                )
+                # Ctrl-C also strikes a child that has only just been forked: it is we who were meant.
+                self._pause(0)
+                ended = f"the {child.name} (pid {child.pid}) {child.describe_end()}"
+                raise PartEnded(f"{ended}; {child.log} ends with:\n{child.log_tail() or '(nothing)'}")
 
     def _pause(self, timeout: float | None) -> None:
         for number in self._signals.wait(timeout) & STOPS:

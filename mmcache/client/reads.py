@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from mmcache.client.attachment import Attacher, Attachment
 from mmcache.client.calls import IoThreads
@@ -55,13 +55,6 @@ class ReadBatch:
     def miss(self, wanted: Sequence[NamedKey], reason: str) -> None:
         """All of these are missing for one reason."""
         self.missing.update((item.name, reason) for item in wanted)
-
-
-class _Landed(NamedTuple):
-    """What an I/O thread brings back: results, and sizes of those whose block was too small."""
-
-    results: list[ReadResult]
-    sizes: list[int | None]
 
 
 class Reader:
@@ -182,9 +175,9 @@ class Reader:
                 attachment.store.lease_s = view.lease_s
             if batch.expect is not None:
                 wanted = [item._replace(nbytes=batch.expect.object_bytes) for item in wanted]
-            sized = [item for item in wanted if item.nbytes]
-            self._read_sized(attachment, sized, batch)
-            self._read_unsized(attachment, [item for item in wanted if not item.nbytes], batch)
+            self._read_sized(attachment, [item for item in wanted if item.nbytes], batch)
+            if unsized := [item for item in wanted if not item.nbytes]:
+                self._read_unsized(attachment, unsized, batch)
         except StoreUnavailable:
             batch.miss([item for item in wanted if item.name not in batch.found], "unavailable")
         if batch.found:
@@ -225,8 +218,10 @@ class Reader:
             return
         try:
             blocks = pool.allocate_many([item.nbytes for item in fitting], deadline=batch.deadline)
-        except PoolExhausted:
-            batch.miss(fitting, "no_memory")
+        except PoolExhausted as error:
+            half = 0 if error.fits else len(fitting) // 2  # more than the pool can hold at once: read what it can
+            self._read_sized(attachment, fitting[:half], batch)
+            batch.miss(fitting[half:], "no_memory")
         else:
             self._read_into(attachment, fitting, blocks, batch)
 
@@ -234,26 +229,24 @@ class Reader:
         """Read each object into its block; those larger than that once more, now that their size is known."""
         store, pool = attachment
         try:
-            landed = self._transfer(store, pool, wanted, blocks, batch.deadline)
+            results = self._transfer(store, pool, wanted, blocks, batch.deadline)
         except DeadlineExceeded:
             batch.miss(wanted, "deadline")
             return
-        real_sizes = iter(landed.sizes)
         larger: list[NamedKey] = []
-        for item, block, result in zip(wanted, blocks, landed.results, strict=True):
+        for item, block, result in zip(wanted, blocks, results, strict=True):
             if result.outcome is Outcome.OK:
                 self._accept(pool, item, block, result.nbytes, batch)
                 continue
             _give_back(pool, block, result)
-            real_size = next(real_sizes) if result.outcome is Outcome.TOO_SMALL else None
-            if real_size is None:
+            if result.outcome is not Outcome.TOO_SMALL:
                 batch.missing[item.name] = ABSENT if result.outcome is Outcome.NOT_FOUND else result.outcome.value
             elif batch.expect is not None:
                 batch.missing[item.name] = "unexpected"
-            elif real_size <= item.nbytes:  # smaller than the store says it is: nothing to be had from trying again
+            elif result.nbytes <= item.nbytes:  # smaller than it was said to be: nothing to be had from trying again
                 batch.missing[item.name] = "length"
             else:
-                larger.append(item._replace(nbytes=real_size))
+                larger.append(item._replace(nbytes=result.nbytes))
         if larger:
             self._counters.add("second_round", len(larger))
             self._read_sized(attachment, larger, batch)
@@ -265,23 +258,20 @@ class Reader:
         wanted: list[NamedKey],
         blocks: list[Block],
         deadline: float,
-    ) -> _Landed:
+    ) -> list[ReadResult]:
         """One hand-off to an I/O thread. Short of a result, the blocks are given back when the transfer has ended."""
         names = [item.name for item in wanted]
         addresses = [block.address for block in blocks]
         sizes = [block.nbytes for block in blocks]
 
-        def read() -> _Landed:
-            results = store.read_into(names, addresses, sizes, deadline=deadline)
-            small = [names[i] for i, result in enumerate(results) if result.outcome is Outcome.TOO_SMALL]
-            return _Landed(results, store.sizes(small, deadline=deadline) if small else [])
-
-        def dispose(landed: _Landed | None, began: bool) -> None:
+        def dispose(results: list[ReadResult] | None, began: bool) -> None:
             unknown = ReadResult(Outcome.FAILED, settled=not began)
             for number, block in enumerate(blocks):
-                _give_back(pool, block, landed.results[number] if landed is not None else unknown)
+                _give_back(pool, block, results[number] if results is not None else unknown)
 
-        return self._io.perform(read, deadline=deadline, dispose=dispose)
+        return self._io.perform(
+            lambda: store.read_into(names, addresses, sizes, deadline=deadline), deadline=deadline, dispose=dispose
+        )
 
     def _accept(self, pool: RegisteredPool, item: NamedKey, block: Block, nbytes: int, batch: ReadBatch) -> None:
         """Verify what came and keep it; what fails verification is given back and never seen."""

@@ -115,7 +115,7 @@ class Exchange:
         """Ask who computes these."""
         if not self._accepts(acquisition, len(batches), claims=sum(len(batch.indices) for batch in batches)):
             return
-        wait_ms = max(0, min(_DAY_MS, int((acquisition.wait_until - time.monotonic()) * 1000)))
+        wait_ms = int(min(_DAY_MS, max(0.0, acquisition.wait_until - time.monotonic()) * 1000))
         for groups, indices in batches:
             term, session, number = self._open(Acquired, acquisition, indices)
             self._send(Acquire(term, session, number, wait_ms, groups))

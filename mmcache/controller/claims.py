@@ -146,10 +146,10 @@ class Claims:
                 self._claim_deadlines.set(token, due)
         return lost
 
-    def owns(self, session: int, token: int, name: bytes) -> bool:
-        """Whether the token is a live claim of that session on that name."""
-        claim = self._by_token.get(token)
-        return claim is not None and claim.session == session and claim.name == name
+    def token_of(self, name: bytes) -> int | None:
+        """The live claim on a name."""
+        claim = self._by_name.get(name)
+        return None if claim is None else claim.token
 
     def committed(self, name: bytes, hit: Hit) -> list[Wake]:
         """The name has an entry now: whoever computed or held it, that is over, and all who waited get the entry."""

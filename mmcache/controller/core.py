@@ -286,7 +286,7 @@ class ControllerCore:
                 hit = self._directory.find(name)
                 if hit is not None and status in (CommitStatus.STORED, CommitStatus.DUPLICATE):
                     wakes += self._claims.committed(name, hit)
-                elif self._claims.owns(session.number, entry.token, name):
+                elif self._claims.token_of(name) == entry.token:
                     full = entry.generation == _GENERATION
                     reason = AbortReason.NO_ROOM if full else AbortReason.FAILED
                     wakes += self._claims.give_up(session.number, entry.token, reason, now) or ()

@@ -79,11 +79,6 @@ class RegisteredPool:
 
     @property
     def capacity(self) -> int:
-        """Bytes that it was made of."""
-        return self._extents.capacity
-
-    @property
-    def capacity(self) -> int:
         """Bytes that blocks can take up in all, quarantined ones included."""
         return self._extents.capacity
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from collections import deque
@@ -31,10 +32,15 @@ def check_batch(
     if not len(names) == len(addresses) == len(sizes):
         raise ValueError(f"{len(names)} names, {len(addresses)} addresses and {len(sizes)} sizes")
     check_names(names)
+    if not names:
+        return
+    first, end = min(addresses), max(map(operator.add, addresses, sizes))
+    if min(sizes) <= 0:
+        raise ValueError("a buffer has at least one byte")
+    if any(region.address <= first and end <= region.address + region.nbytes for region in regions):
+        return
     for address, size in zip(addresses, sizes, strict=True):
-        if size <= 0 or not any(
-            region.address <= address and address + size <= region.address + region.nbytes for region in regions
-        ):
+        if not any(r.address <= address and address + size <= r.address + r.nbytes for r in regions):
             raise ValueError(f"{size} bytes at {address:#x} are not part of a region that this store lent")
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import time
 from typing import Any, Final, Protocol
 
 from mmcache.errors import StoreUnavailable
@@ -59,22 +62,62 @@ class Binding(Protocol):
         """End it. Holds the GIL for about a second."""
 
 
+_GLOG_FATAL: Final = 3
+_QUIET: Final = not {"MC_LOG_LEVEL", "GLOG_minloglevel"} & os.environ.keys()
+"""Unless the user asked for Mooncake's log."""
 _CLIENT_DEFAULTS: Final = {
-    "GLOG_minloglevel": "3",  # every code comes back typed; a log line for each miss helps nobody
+    "MC_LOG_LEVEL": "ERROR",
     "MC_STORE_CLIENT_SETUP_RETRIES": "1",  # of 20, over which `setup` would hold the GIL for two minutes
 }
+_FIRST_PING_PAUSE_S: Final = 0.002
 
 _kept: list[Binding] = []
-"""Clients of this process that are not closed. Held here, so that no destructor runs under a call that hangs, nor in a
+"""Clients of this process that are set up. Held here, so that no destructor runs under a call that hangs, nor in a
 forked child, where it would hang itself."""
 
 
-def new_client() -> Binding:
-    """A client that is not set up yet. It is kept alive until `forget`.
+def set_up_embedded(*, hostname: str, metadata: str, protocol: str, devices: str, master: str) -> Binding:
+    """A client in this process that lends no memory to the store.
 
     Raises:
-        StoreUnavailable: the package or a library that it needs is missing; the message says which.
+        StoreUnavailable: the set-up failed, or Mooncake is not installed; the message says which.
     """
+    client = _new_client()
+    code = client.setup(hostname, metadata, 0, 0, protocol, devices, master)
+    _quieten()
+    if code != 0:
+        raise StoreUnavailable(f"the set-up as a client of the master at {master} failed (Mooncake's code {code})")
+    _kept.append(client)
+    return client
+
+
+def attach_to_sidecar(address: str, *, region_bytes: int, timeout: float) -> Binding:
+    """A client of the `mooncake_client` at `host:port`, whose first ping was answered within `timeout` seconds.
+
+    Raises:
+        StoreUnavailable: attaching failed, or Mooncake is not installed; the message says which.
+    """
+    client = _new_client()
+    code = client.setup_dummy(region_bytes, 0, address)
+    _quieten()
+    if code != 0:
+        raise StoreUnavailable(f"attaching to the mooncake_client at {address} failed (Mooncake's code {code})")
+    _kept.append(client)
+    deadline = time.monotonic() + timeout
+    while client.health_check() != 0:  # for a few milliseconds; until then it refuses every call
+        if time.monotonic() > deadline:
+            raise StoreUnavailable(f"the mooncake_client at {address} let us attach, but answers no ping")
+        time.sleep(_FIRST_PING_PAUSE_S)
+    return client
+
+
+def end(client: Binding) -> None:
+    """Close a client that nothing uses any more. Holds the GIL for about a second."""
+    client.close()
+    _kept[:] = [kept for kept in _kept if kept is not client]
+
+
+def _new_client() -> Binding:
     mooncake_folder()  # a clear error when the package is not there at all
     for name, value in mooncake_environment(_CLIENT_DEFAULTS).items():
         os.environ.setdefault(name, value)  # for good: some are read at the first transfer only
@@ -83,13 +126,21 @@ def new_client() -> Binding:
     except ImportError as error:
         raise StoreUnavailable(_explain(error)) from error
     client: Binding = MooncakeDistributedStore()
-    _kept.append(client)
+    _quieten()
     return client
 
 
-def forget(client: Binding) -> None:
-    """Let go of a client that was closed, or never set up."""
-    _kept[:] = [kept for kept in _kept if kept is not client]
+def _quieten() -> None:
+    """Log nothing below FATAL: every failure comes back as a code, and to Mooncake a buffer too small is an ERROR.
+
+    No variable says that, and the first set-up resets glog's own, so that its flag is set before and after.
+    """
+    if not _QUIET:
+        return
+    from mooncake import store  # noqa: PLC0415
+
+    with contextlib.suppress(OSError, ValueError):  # a build without that symbol only logs more
+        ctypes.c_int.in_dll(ctypes.CDLL(store.__file__), "_ZN3fLI17FLAGS_minloglevelE").value = _GLOG_FATAL
 
 
 def _explain(error: ImportError) -> str:

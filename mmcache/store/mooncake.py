@@ -14,22 +14,25 @@ import logging
 import mmap
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, Literal, NamedTuple
 
 from mmcache.errors import ConfigError, StoreUnavailable
 from mmcache.store.base import Outcome, PutResult, ReadResult, Region, Store
 from mmcache.store.batches import MAX_OBJECTS_UNDER_WAY, ObjectLimiter, check_batch, check_names, chunks
-from mmcache.store.binding import Binding, forget, new_client
+from mmcache.store.binding import Binding, attach_to_sidecar, end, set_up_embedded
 from mmcache.store.launch import rpc_answers
 from mmcache.store.lifecycle import CallGate
-from mmcache.store.outcomes import has_settled, outcome_of
+from mmcache.store.outcomes import UNAVAILABLE_CODES, has_settled, outcome_of
 
 _logger = logging.getLogger(__name__)
 
 CONFIRM_S: Final = 1.0
 """How long a put that was accepted may stay unseen before its name counts as held by another writer."""
 CLOSE_WAIT_S: Final = 2.0
+GONE_AFTER_S: Final = 3.0
+"""How long a restarted sidecar may not know our memory before this attachment is given up; pings go once a second."""
 _FIRST_PAUSE_S: Final = 0.002
 _LONGEST_PAUSE_S: Final = 0.2
 _PROBE_TIMEOUT_S: Final = 0.5
@@ -56,21 +59,25 @@ class MooncakeStore(Store):
     Args:
         binding: a client that is set up; the store owns it.
         kind: how it is attached.
-        peer: `host:port` of the process that it depends on: the sidecar, or the master.
+        peers: `host:port` of the processes that every call needs: the master, and the sidecar if there is one.
         lease_s: the master's read lease in seconds.
     """
 
-    def __init__(self, binding: Binding, *, kind: Literal["sidecar", "embedded"], peer: str, lease_s: float) -> None:
+    def __init__(
+        self, binding: Binding, *, kind: Literal["sidecar", "embedded"], peers: Sequence[str], lease_s: float
+    ) -> None:
         self.kind = kind
         self.lease_s = lease_s
         self._binding = binding
         self._sidecar = kind == "sidecar"
-        self._peer = peer
+        self._peers = tuple(peers)
         self._regions: list[Region] = []
         self._gate = CallGate("store")
         self._in_doubt = False
         self._probing = threading.Lock()
         self._may_move_bytes = False  # after its call has ended: memory must stay registered
+        self._memory_unknown_since: float | None = None
+        self._gone = False
         self._ending = threading.Lock()
         self._ended = False
 
@@ -112,34 +119,21 @@ class MooncakeStore(Store):
             raise StoreUnavailable(f"no Mooncake master answers at {master}")
         if attach != "embedded" and sidecar is not None:
             if rpc_answers(sidecar, timeout=timeout):
-                return cls._attach_sidecar(sidecar, region_bytes, lease_s, timeout)
+                client = attach_to_sidecar(sidecar, region_bytes=region_bytes, timeout=timeout)
+                return cls(client, kind="sidecar", peers=(sidecar, master), lease_s=lease_s)
             if attach == "sidecar":
                 raise StoreUnavailable(f"no mooncake_client answers at {sidecar}")
             _logger.warning("no mooncake_client answers at %s: attaching to the store without it", sidecar)
-        client = new_client()
-        if (code := client.setup(hostname, metadata, 0, 0, protocol, devices, master)) != 0:
-            forget(client)
-            raise StoreUnavailable(f"the set-up as a client of the master at {master} failed (Mooncake's code {code})")
-        return cls(client, kind="embedded", peer=master, lease_s=lease_s)
-
-    @classmethod
-    def _attach_sidecar(cls, address: str, region_bytes: int, lease_s: float, timeout: float) -> MooncakeStore:
-        client = new_client()
-        if (code := client.setup_dummy(region_bytes, 0, address)) != 0:
-            forget(client)
-            raise StoreUnavailable(f"attaching to the mooncake_client at {address} failed (Mooncake's code {code})")
-        deadline = time.monotonic() + timeout
-        while client.health_check() != 0:  # until its first ping is answered: milliseconds
-            if time.monotonic() > deadline:
-                raise StoreUnavailable(f"the mooncake_client at {address} took us in, but does not answer pings")
-            time.sleep(_FIRST_PAUSE_S)
-        return cls(client, kind="sidecar", peer=address, lease_s=lease_s)
+        client = set_up_embedded(
+            hostname=hostname, metadata=metadata, protocol=protocol, devices=devices, master=master
+        )
+        return cls(client, kind="embedded", peers=(master,), lease_s=lease_s)
 
     def allocate_region(self, nbytes: int) -> Region:
         """See `Store`. With a sidecar it is memory shared with that process, else ours, registered with the store."""
         if nbytes <= 0:
             raise ValueError(f"a region has at least one byte, not {nbytes}")
-        with self._gate:
+        with self._calls():
             address = self._binding.alloc_from_mem_pool(nbytes) if self._sidecar else _map_memory(nbytes)
             if not address or self._binding.register_buffer(address, nbytes) != 0:
                 raise StoreUnavailable(f"no {nbytes} bytes of memory could be had and registered with the store")
@@ -152,7 +146,7 @@ class MooncakeStore(Store):
     ) -> list[ReadResult]:
         """See `Store`."""
         results: list[ReadResult] = []
-        with self._gate:
+        with self._calls():
             check_batch(names, addresses, sizes, self._regions)
             for part in chunks(sizes):
                 results += self._read_chunk(list(names[part]), list(addresses[part]), list(sizes[part]), deadline)
@@ -164,25 +158,35 @@ class MooncakeStore(Store):
         answer = self._transfer(self._binding.batch_get_into, names, addresses, sizes, deadline)
         if answer.refusal is not Outcome.OK:
             return [ReadResult(answer.refusal, 0, answer.settled)] * len(names)
+        in_time = answer.elapsed_s <= self.lease_s
         results = []
         for name, size, code in zip(names, sizes, answer.codes, strict=True):
-            outcome, nbytes = outcome_of(code), max(code, 0)
+            if code >= 0:
+                self._memory_unknown_since = None
+                results.append(ReadResult(Outcome.OK, code) if in_time else ReadResult(Outcome.LEASE_EXPIRED))
+                continue
+            outcome, nbytes = outcome_of(code), 0
             settled = self._settled(outcome, answer.elapsed_s)
-            if outcome is Outcome.OK and answer.elapsed_s > self.lease_s:
-                outcome, nbytes = Outcome.LEASE_EXPIRED, 0
-            elif outcome is Outcome.INVALID:  # a buffer that is too small, or what `_unknown_memory` says
-                needed = self._size_of(name, deadline)
-                outcome = self._unknown_memory if needed is not None and needed <= size else Outcome.TOO_SMALL
-                nbytes = needed or 0 if outcome is Outcome.TOO_SMALL else 0
+            if outcome is Outcome.INVALID:
+                outcome, nbytes = self._why_invalid(name, size, deadline)
             results.append(ReadResult(outcome, nbytes, settled))
         return results
+
+    def _why_invalid(self, name: str, size: int, deadline: float) -> tuple[Outcome, int]:
+        """A read into a buffer of `size` bytes was invalid: too small, or see `_invalid`."""
+        needed = self._size_of(name, deadline)
+        if isinstance(needed, int) and needed > size:
+            return Outcome.TOO_SMALL, needed
+        if needed is Outcome.TIMED_OUT or (needed is Outcome.NOT_FOUND and not self._sidecar):
+            return needed, 0
+        return self._invalid(), 0
 
     def put_from(
         self, names: Sequence[str], addresses: Sequence[int], sizes: Sequence[int], *, deadline: float
     ) -> list[PutResult]:
         """See `Store`. A name that another writer holds, living or dead, is IN_PROGRESS after at most a second."""
         results: list[PutResult] = []
-        with self._gate:
+        with self._calls():
             check_batch(names, addresses, sizes, self._regions)
             for part in chunks(sizes):
                 results += self._put_chunk(list(names[part]), list(addresses[part]), list(sizes[part]), deadline)
@@ -195,8 +199,10 @@ class MooncakeStore(Store):
         outcomes = dict(zip(names, map(outcome_of, answer.codes), strict=True))
         settled = [self._settled(outcome, answer.elapsed_s) for outcome in outcomes.values()]
         outcomes |= self._confirm([name for name, outcome in outcomes.items() if outcome is Outcome.OK], deadline)
+        if Outcome.OK in outcomes.values():
+            self._memory_unknown_since = None
         return [
-            PutResult(self._unknown_memory if outcome is Outcome.INVALID else outcome, has_ended)
+            PutResult(self._invalid() if outcome is Outcome.INVALID else outcome, has_ended)
             for outcome, has_ended in zip(outcomes.values(), settled, strict=True)
         ]
 
@@ -221,12 +227,15 @@ class MooncakeStore(Store):
 
     def sizes(self, names: Sequence[str], *, deadline: float) -> list[int | None]:
         """See `Store`. A call a name, 0.1 to 0.2 ms each: a sidecar offers no batches of it."""
-        with self._gate:
-            return [self._size_of(name, deadline) for name in names]
+        with self._calls():
+            sizes = [self._size_of(name, deadline) for name in names]
+            return [size if isinstance(size, int) else None for size in sizes]
 
-    def _size_of(self, name: str, deadline: float) -> int | None:
+    def _size_of(self, name: str, deadline: float) -> int | Outcome:
         answer = self._call(lambda: [self._binding.get_size(name)], deadline=deadline)
-        return answer.codes[0] if answer.refusal is Outcome.OK and answer.codes[0] >= 0 else None
+        if answer.refusal is not Outcome.OK:
+            return answer.refusal
+        return answer.codes[0] if answer.codes[0] >= 0 else outcome_of(answer.codes[0])
 
     def exists(self, names: Sequence[str], *, deadline: float) -> list[bool]:
         """See `Store`."""
@@ -241,7 +250,7 @@ class MooncakeStore(Store):
         self, method: Callable[[list[str]], Sequence[int]], names: Sequence[str], deadline: float
     ) -> list[int | Outcome]:
         codes: list[int | Outcome] = []
-        with self._gate:
+        with self._calls():
             check_names(names)
             for part in chunks([0] * len(names)):
                 asked = list(names[part])
@@ -250,20 +259,24 @@ class MooncakeStore(Store):
         return codes
 
     def close(self) -> None:
-        """See `Store`. Waits two seconds at most for calls that run.
+        """See `Store`. Waits two seconds at most for calls that run, then holds the GIL for about one.
 
-        An embedded client then ends, which holds the GIL for about a second, unless a call or a transfer of it may
-        still be under way. One with a sidecar is left alone until the process exits: ending it would free nothing, as
-        its memory stays mapped, and holds the GIL while the sidecar waits for transfers of the whole node.
+        The client is left as it is until the process exits if a transfer of it may still be under way, or if the
+        process that it must say goodbye to hangs, for which it would wait half a minute with the GIL.
         """
         idle = self._gate.close(wait_s=CLOSE_WAIT_S)
-        if not idle or self._sidecar or self._may_move_bytes:
-            return
         with self._ending:
-            if not self._ended:
+            if idle and not self._ended and not self._may_move_bytes:
                 self._ended = True
-                self._binding.close()
-                forget(self._binding)
+                if self._peers_answer():
+                    end(self._binding)
+
+    @contextmanager
+    def _calls(self) -> Iterator[None]:
+        with self._gate:
+            if self._gone:  # said only here, before anything is sent
+                raise StoreUnavailable("the mooncake_client was restarted and does not know our memory: attach anew")
+            yield
 
     def _transfer(
         self,
@@ -292,7 +305,7 @@ class MooncakeStore(Store):
             _logger.exception("Mooncake raised an exception")
             self._in_doubt = self._may_move_bytes = True
             return _Answer((), refusal=Outcome.FAILED, settled=False)
-        if any(outcome_of(code) is Outcome.UNAVAILABLE for code in codes):
+        if any(code in codes for code in UNAVAILABLE_CODES):
             self._in_doubt = True
         return _Answer(codes, _now() - started)
 
@@ -309,23 +322,34 @@ class MooncakeStore(Store):
         if not self._probing.acquire(blocking=False):
             return False
         try:
-            if not rpc_answers(self._peer, timeout=_PROBE_TIMEOUT_S):
+            if not self._peers_answer():
                 return False
             self._in_doubt = min(self._binding.batch_is_exist([_PROBE_NAME])) < 0
             return not self._in_doubt
         finally:
             self._probing.release()
 
+    def _peers_answer(self) -> bool:
+        return all(rpc_answers(peer, timeout=_PROBE_TIMEOUT_S) for peer in self._peers)
+
     def _settled(self, outcome: Outcome, elapsed_s: float) -> bool:
         settled = has_settled(outcome, elapsed_s, sidecar=self._sidecar)
         self._may_move_bytes = self._may_move_bytes or not settled
         return settled
 
-    @property
-    def _unknown_memory(self) -> Outcome:
-        # What "invalid" means of buffers that were checked: a sidecar that was restarted does not know our memory,
-        # until its client notices and shares it anew.
-        return Outcome.UNAVAILABLE if self._sidecar else Outcome.INVALID
+    def _invalid(self) -> Outcome:
+        """What "invalid" means of buffers that were checked.
+
+        A sidecar that was restarted does not know our memory. Its client shares it anew if a ping failed meanwhile, and
+        never if the restart was too quick for that.
+        """
+        if not self._sidecar:
+            return Outcome.INVALID
+        if self._memory_unknown_since is None:
+            self._memory_unknown_since = time.monotonic()
+        elif time.monotonic() - self._memory_unknown_since > GONE_AFTER_S:
+            self._gone = True
+        return Outcome.UNAVAILABLE
 
 
 def _now() -> float:

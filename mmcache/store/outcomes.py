@@ -28,11 +28,13 @@ _OUTCOMES: Final[Mapping[int, Outcome]] = {
     -714: Outcome.LEASED,  # somebody is using it
     -800: Outcome.TRANSFER_FAILED,
     -801: Outcome.CHECKSUM,
-    -900: Outcome.UNAVAILABLE,
-    -901: Outcome.UNAVAILABLE,
+    -900: Outcome.UNAVAILABLE,  # the call to the master or the sidecar failed
+    -901: Outcome.UNAVAILABLE,  # or timed out
     -1700: Outcome.QUOTA,
     -1701: Outcome.QUOTA,
 }
+
+UNAVAILABLE_CODES: Final = tuple(code for code, outcome in _OUTCOMES.items() if outcome is Outcome.UNAVAILABLE)
 
 _NO_BYTES_UNDER_WAY: Final = frozenset(
     {

@@ -31,6 +31,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         MMCACHE_CONFIG="/nowhere/mmcache.yaml",
         MMCACHE_STORE__MASTER="192.0.2.1:9",
         MMCACHE_CONTROL__ADDRESS="tcp://192.0.2.1:9",
+        MMCACHE_CONTROLLER__BIND="tcp://192.0.2.1:9",
         MMCACHE_CONTROLLER__SESSION_TTL="2s",
     )
     try:

@@ -48,6 +48,15 @@ def test_a_child_tells_how_it_ended_and_the_end_of_its_log(tmp_path):
     child.kill()
 
 
+def test_a_child_leads_a_session_of_its_own_so_that_ctrl_c_does_not_reach_it(tmp_path):
+    child = Child("part", ["/bin/sleep", "60"], directory=tmp_path, environment={})
+    try:
+        assert os.getsid(child.pid) == child.pid
+    finally:
+        child.kill()
+    assert child.describe_end() == "was ended by SIGKILL"
+
+
 def test_chosen_ports_are_distinct_and_those_asked_for_stay():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         asked = listener.getsockname()[1]

@@ -50,7 +50,7 @@ class ScriptedController:
     Heartbeats are answered on the way, unless `answer_heartbeats` is False, and never returned unless asked for.
     """
 
-    def __init__(self, *, ttl_ms: int = 5000) -> None:
+    def __init__(self, *, ttl_ms: int = 5000, address: str = "tcp://127.0.0.1:0") -> None:
         self.ttl_ms = ttl_ms
         self.answer_heartbeats = True
         self.session = 100
@@ -58,7 +58,7 @@ class ScriptedController:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set(zmq.LINGER, 0)
-        self._socket.bind("tcp://127.0.0.1:0")
+        self._socket.bind(address)
         self.address: str = self._socket.get_string(zmq.LAST_ENDPOINT)
 
     def close(self) -> None:
@@ -95,6 +95,10 @@ class ScriptedController:
     def welcome(self, *, lineage: str = LINEAGE) -> None:
         """Expect a hello, and open a new session."""
         self.expect(Hello)
+        self.send_welcome(lineage=lineage)
+
+    def send_welcome(self, *, lineage: str = LINEAGE) -> None:
+        """Open a new session for whoever said hello last."""
         self.session += 1
         self.send(
             Welcome(

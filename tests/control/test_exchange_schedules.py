@@ -51,7 +51,7 @@ class Asker:
         client.exchange.acquire(self.acquisition, key_batches(keys))
 
     def look(self) -> None:
-        """Take what has come; raises DeadlineExceeded while the answers have not, ControllerUnavailable if they won't."""
+        """Take what has come. Raises DeadlineExceeded before the answers, ControllerUnavailable if none will come."""
         if not self.acquisition.answers:
             self.acquisition.answers = self.acquisition.wait(0.0)
             self._note(list(enumerate(self.acquisition.answers)))

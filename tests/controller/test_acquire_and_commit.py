@@ -86,6 +86,22 @@ def test_a_retried_acquire_waits_once_and_keeps_its_place_and_deadline() -> None
     assert len(second.resolved()) == 1
 
 
+def test_a_retry_that_lost_its_claim_meanwhile_waits_no_longer_than_the_rest_of_its_request() -> None:
+    world = World(ttl_ms=60_000, claim_ms=4000)
+    encoder, client = world.client("encoder"), world.client("c")
+    token = encoder.claim("a")
+    waiting, granted = client.acquire("a", "b", request=3, wait_ms=6000)
+    assert (waiting, type(granted)) == (Waiting(), Granted)
+    encoder.acquire("b")
+    world.advance(3.0)
+    encoder.renew(token)
+    world.advance(1.1)  # b has passed to the encoder
+    assert client.acquire("a", "b", request=3, wait_ms=6000) == [Waiting(), Waiting()]
+    assert world.stats("waiters") == (2,)
+    world.advance(2.0)
+    assert world.stats("waiters") == (0,)
+
+
 def test_a_retry_after_a_lost_resolution_tells_it_again() -> None:
     world = World()
     encoder, waiter = world.client("encoder"), world.client("waiter")

@@ -133,6 +133,16 @@ def test_a_renewed_claim_lives_for_its_full_time_again() -> None:
     assert len(waiter.resolved()) == 1
 
 
+def test_a_claim_is_renewed_by_its_own_session_only() -> None:
+    world = World(claim_ms=2000)
+    encoder, other = world.client("encoder"), world.client("other")
+    token = encoder.claim("a")
+    world.advance(1.5)
+    assert other.renew(token) == [token]
+    world.advance(1.0)
+    assert encoder.renew(token) == [token]
+
+
 def test_a_message_that_comes_after_a_deadline_finds_it_passed_though_no_tick_came() -> None:
     world = World(claim_ms=1000)
     encoder, waiter = world.client("encoder"), world.client("waiter")

@@ -11,7 +11,7 @@ import itertools
 from controller_driver import LINEAGE, SCOPE, TERM, group
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mmcache.control.messages import (
     Abort,
@@ -49,8 +49,8 @@ from mmcache.controller.sessions import DRIFT_BOUND
 from mmcache.key import mm_digest
 
 TTL, CLAIM, HOLD = 5.0, 4.0, 7.0
-peers = st.sampled_from([b"p0", b"p1", b"p2", b"p3"])
-names = st.sampled_from(["a", "b", "c"])
+peers = st.sampled_from([b"p0", b"p1", b"p2"] * 3 + [b"p3"])
+names = st.sampled_from(["a", "a", "a", "b", "c"])
 pick = st.integers(0, 1 << 16)
 
 
@@ -151,7 +151,12 @@ class CoreAgainstModel(RuleBasedStateMachine):
 
     # What may happen
 
-    @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0, 5.25, 9.0]), tick=st.booleans())
+    @initialize()
+    def all_say_hello(self) -> None:
+        for peer in (b"p0", b"p1", b"p2"):
+            self.hello(peer)
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 0.5, 1.0, 1.0, 2.0, 4.0, 5.25, 9.0]), tick=st.booleans())
     def time_passes(self, seconds: float, tick: bool) -> None:
         self.now += seconds
         self._pass_time()

@@ -37,7 +37,7 @@ def report(problems: list[str]) -> Report:
 def test_reads_are_counted_by_where_they_came_from() -> None:
     reads = count_reads(ENCODED, [{"wait": 1}, {"wait": 2, "hit.store": 9}])
     assert (reads.requests, reads.encodes, reads.local_hits, reads.remote_hits) == (3, 1, 1, 1)
-    assert (reads.waits, reads.bytes) == (3, 100)
+    assert (reads.waits, reads.bytes_published, reads.bytes_read) == (3, 100, 100)
 
 
 def test_the_report_tells_hits_of_prefills_and_encodes_of_encoders() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
@@ -106,6 +107,7 @@ class AgainstBytes(RuleBasedStateMachine):
 
 
 TestAgainstBytes = AgainstBytes.TestCase
+TestAgainstBytes.settings = settings(max_examples=60, deadline=None)
 
 
 def test_everything_comes_back_as_one_extent_whatever_the_order():

@@ -33,7 +33,7 @@ class Waiting:
     def _run(self, pool: RegisteredPool, sizes: Sequence[int], seconds: float) -> None:
         try:
             self.blocks = pool.allocate_many(sizes, deadline=time.monotonic() + seconds)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  raised again in `result`
             self.error = error
 
     @property

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 from cluster import MooncakeProcesses
+from stores import CAPACITY, LEASE_S, Attach, mooncake_store
 
 from mmcache.store.base import Store
 from mmcache.store.memory import MemoryStore, MemoryWorld
-from mmcache.store.mooncake import MooncakeStore
-
-LEASE_S = 2.0
-CAPACITY = 64 << 20
-
-Attach = Callable[[], Store]
-
-
-def mooncake_store(processes: MooncakeProcesses, kind: str, *, lease_s: float = 10.0) -> MooncakeStore:
-    return MooncakeStore.attach(
-        master=processes.master.address,
-        sidecar=processes.owners[0].address if processes.owners else None,
-        attach=kind,
-        lease_s=lease_s,
-        region_bytes=1 << 20,
-    )
 
 
 @pytest.fixture(scope="session", params=["memory", "sidecar", "embedded"])

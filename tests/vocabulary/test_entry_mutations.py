@@ -146,6 +146,10 @@ def test_infos_changed_on_their_way_never_crash() -> None:
         assert info_refusal(mutate(info, chance)) in {None, *CORRUPT_REASONS}
 
 
+def test_an_info_longer_than_any_prefix_is_refused_unread() -> None:
+    assert info_refusal(msgspec.msgpack.encode([[], {"text": "x" * 5000}])) == "length"
+
+
 @pytest.mark.parametrize(
     ("expected", "data"),
     [
@@ -193,7 +197,7 @@ def test_each_fault_has_its_reason(expected: str, data: bytes) -> None:
         [FIELDS, 3, [], {"a": msgspec.msgpack.Ext(-1, b"\0\0\0\1")}, 0.0, ""],
         [FIELDS, 3, [], {"a": float("nan")}, 0.0, ""],
         META_OF_7.replace(b"\xa1a\7", b"\xa1\xff\7"),
-        META_OF_7.replace(b"\xa1a\7", b"\xa1a" + b"\x91" * 900 + b"\7"),
+        META_OF_7.replace(b"\xa1a\7", b"\xa1a" + b"\x91" * 3900 + b"\7"),
     ],
     ids=lambda metadata: repr(metadata)[:40],
 )  # fmt: skip

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Final, NoReturn
 
 import typer
@@ -49,17 +52,15 @@ def demo(
     from mmcache.errors import MMCacheError  # noqa: PLC0415
 
     options = DemoOptions(images=images, encoders=encoders, prefills=prefills, requests=requests, weights=weights)
-    previous = signal.signal(signal.SIGTERM, _end)
     try:
-        report = run_demo(options, Stages(Console(stderr=True)))
+        with _orderly_end():
+            report = run_demo(options, Stages(Console(stderr=True)))
     except MMCacheError as error:
         typer.echo(f"mmcache demo: {error}", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         typer.echo("Interrupted; all that the demo started has ended.", err=True)
         raise typer.Exit(128 + signal.SIGINT) from None
-    finally:
-        signal.signal(signal.SIGTERM, previous)
     if json:
         typer.echo(msgspec.json.encode(report))
     else:
@@ -71,5 +72,17 @@ def demo(
         raise typer.Exit(1)
 
 
-def _end(*_: object) -> NoReturn:
-    sys.exit(128 + signal.SIGTERM)  # an exception, so that what was started is ended
+@contextlib.contextmanager
+def _orderly_end() -> Iterator[None]:
+    """Within the block, signals that end a process raise SystemExit, so that what was started is ended as well."""
+
+    def end(number: int, _: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]  # as under nohup
+    previous = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -18,7 +18,9 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True):
     local_hits: int
     remote_hits: int
     waits: int
-    bytes: int
+    bytes_published: int
+    """Of embeddings that were encoded here."""
+    bytes_read: int
     """Of embeddings that came out of the store."""
 
 
@@ -73,7 +75,8 @@ def count_reads(answers: Sequence[Served], counters: Sequence[Mapping[str, int]]
         local_hits=sum(served.source == "local" for served in answers),
         remote_hits=len(from_store),
         waits=sum(counted.get("wait", 0) for counted in counters),
-        bytes=sum(served.nbytes for served in from_store),
+        bytes_published=sum(served.nbytes for served in answers if served.encode_ms is not None),
+        bytes_read=sum(served.nbytes for served in from_store),
     )
 
 
@@ -136,7 +139,8 @@ def tables(report: Report) -> tuple[Table, Table]:
         ("waits for another's encode", "waits"),
     ):
         counts.add_row(label, *(f"{getattr(reads, field):,}" for reads in (report.encoders, report.prefills)))
-    counts.add_row("MB read from the store", *(f"{r.bytes / 1e6:,.1f}" for r in (report.encoders, report.prefills)))
+    for label, field in (("MB published", "bytes_published"), ("MB read from the store", "bytes_read")):
+        counts.add_row(label, *(f"{getattr(reads, field) / 1e6:,.1f}" for reads in (report.encoders, report.prefills)))
     for label, timed in (
         ("hit", report.hit),
         ("  local", report.local_hit),

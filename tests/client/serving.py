@@ -1,0 +1,145 @@
+"""A real cluster for the client's tests: a store of real processes, a real controller, and a client.yaml."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cluster import MooncakeProcesses, Owner, free_port, wait_until
+
+from mmcache import EmbeddingKey, MMCache
+from mmcache.store.launch import port_answers
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+def key_of(number: int | str, **fields: str) -> EmbeddingKey:
+    return EmbeddingKey(**{"model": "encoder", "version": "1", "mm_hash": f"item-{number}", **fields})
+
+
+class Controller:
+    """One `mmcache controller` process on a port that stays the same when it is started again."""
+
+    def __init__(self, folder: Path, port: int, *, session_ttl: float, claim_timeout: float) -> None:
+        self.address = f"tcp://127.0.0.1:{port}"
+        self._config = folder / "controller.yaml"
+        self._config.write_text(
+            json.dumps(
+                {
+                    "controller": {
+                        "bind": self.address,
+                        "session_ttl": session_ttl,
+                        "claim_timeout": claim_timeout,
+                    }
+                }
+            )
+        )
+        self.log = folder / "controller.log"
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mmcache.cli.main", "controller", "-c", str(self._config)],
+                stdout=log,
+                stderr=log,
+            )
+        host_port = self.address.removeprefix("tcp://")
+        wait_until(lambda: port_answers(host_port), timeout=20, what="the controller")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Serving:
+    """A master, an owner that is the sidecar, and a controller; a context manager that ends them all."""
+
+    def __init__(self, *, segment_bytes: int = 256 << 20, session_ttl: float = 2.0, claim_timeout: float = 3.0) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="mmcache-test-")
+        self.folder = Path(self._folder.name)
+        self.store = MooncakeProcesses()
+        self.store.start_master()
+        self.sidecar: Owner = self.store.start_owner(segment_bytes)
+        self.controller = Controller(self.folder, free_port(), session_ttl=session_ttl, claim_timeout=claim_timeout)
+        self.config = self.write_config("client.yaml")
+        self._caches: list[MMCache] = []
+        self._workers: list[Worker] = []
+
+    def write_config(self, name: str, *, sidecar: str | None = None) -> Path:
+        path = self.folder / name
+        path.write_text(
+            json.dumps(
+                {
+                    "store": {"master": self.store.master.address, "sidecar": sidecar or self.sidecar.address},
+                    "control": {"address": self.controller.address},
+                    "client": {"pool_bytes": "32MiB"},
+                }
+            )
+        )
+        return path
+
+    def connect(self, config: Path | None = None, **client: Any) -> MMCache:
+        cache = MMCache.connect(config or self.config, **client)
+        self._caches.append(cache)
+        return cache
+
+    def start_worker(self, task: str, *, attach: str = "auto", **arguments: Any) -> Worker:
+        worker = Worker(self.config, task, attach, arguments)
+        self._workers.append(worker)
+        return worker
+
+    def __enter__(self) -> Serving:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        for worker in self._workers:
+            worker.kill()
+        for cache in self._caches:
+            cache.close()
+        self.controller.kill()
+        if kind is not None:
+            print(self.controller.log.read_text()[-4000:], file=sys.stderr)
+        self.store.__exit__(kind)
+        self._folder.cleanup()
+
+
+class Worker:
+    """A process that runs one task of worker.py; it writes a JSON object a line."""
+
+    def __init__(self, config: Path, task: str, attach: str, arguments: dict[str, Any]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(WORKER), task, json.dumps(arguments)],
+            env={**os.environ, "MMCACHE_CONFIG": str(config), "MMCACHE_STORE__ATTACH": attach},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def read(self) -> dict[str, Any]:
+        """The next line that it writes."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the worker ended with {self.process.wait()}"
+        return json.loads(line)
+
+    def go(self) -> None:
+        """Let it go on from where it waits for a line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def finish(self, timeout: float = 120.0) -> dict[str, Any]:
+        """Its last line, once it has ended well."""
+        out, _ = self.process.communicate(timeout=timeout)
+        assert self.process.returncode == 0, f"the worker ended with {self.process.returncode}"
+        return json.loads(out.splitlines()[-1])
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
