@@ -268,10 +268,10 @@ def test_a_process_stopped_for_longer_than_the_ttl_wakes_up_without_a_session() 
         process.send_signal(signal.SIGCONT)
         assert ask("fresh?") == "False"
         assert ask("acquired?") in ("acquired", "ControllerUnavailable")
-        controller.answer_heartbeats = True
         while not isinstance(controller.receive(), Hello):
             pass
         controller.send_welcome()
+        controller.answer_heartbeats = True
         assert ask("again?") == "True"
         process.stdin.close()
         assert process.wait(PATIENCE_S) == 0

@@ -74,8 +74,19 @@ def test_a_worker_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> 
             workers.receive(deadline=time.monotonic() + START_S)
 
 
+def test_waiting_for_an_answer_ends_when_there_is_no_more_sense_in_it(tmp_path: Path) -> None:
+    checks = iter([None, DemoError("the cluster has ended")])
+
+    def check() -> None:
+        if error := next(checks):
+            raise error
+
+    with Workers(tmp_path, check) as workers, pytest.raises(DemoError, match="the cluster has ended"):
+        workers.receive(deadline=soon())
+
+
 def test_silence_ends_at_its_deadline_with_everybodys_log(tmp_path: Path) -> None:
     with Workers(tmp_path) as workers:
         workers.start("reference", ["reference"])
-        with pytest.raises(DemoError, match=r"(?s)answered for too long.*--- reference"):
+        with pytest.raises(DemoError, match=r"(?s)answers any more.*--- reference"):
             workers.receive(deadline=time.monotonic())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -21,38 +19,45 @@ STOP_S: Final = 30.0
 _POLL_S: Final = 0.05
 
 
-@contextlib.contextmanager
-def start_cluster(directory: Path) -> Iterator[Path]:
-    """A running cluster within the block; yields its client.yaml.
+class DemoCluster:
+    """A cluster that serves within a `with` block.
 
     Raises:
-        DemoError: it does not start, or it ended while the block ran.
+        DemoError: on entry, it does not start.
     """
-    state, ready = directory / "cluster", directory / "ready.json"
-    command = [sys.executable, "-m", "mmcache.cli.main", "up", "--segment", SEGMENT]
-    command += ["--state-dir", str(state), "--ready-file", str(ready)]
-    child = Child("up", command, directory=directory, environment=without_settings(os.environ))
-    try:
-        deadline = time.monotonic() + START_S
-        while not ready.exists():
-            _check(child, "before it was ready")
-            if time.monotonic() > deadline:
-                raise DemoError(f"mmcache up was not ready within {START_S:.0f} s:\n{child.log_tail()}")
-            time.sleep(_POLL_S)
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.client_file = directory / "cluster" / "client.yaml"
+
+    def check(self) -> None:
+        """Raises DemoError, with the reason from its log, if it has ended."""
+        if self._child.status is not None:
+            raise DemoError(f"mmcache {self._child.name} {self._child.describe_end()}:\n{self._child.log_tail()}")
+
+    def __enter__(self) -> DemoCluster:
+        ready = self._directory / "ready.json"
+        command = [sys.executable, "-m", "mmcache.cli.main", "up", "--segment", SEGMENT]
+        command += ["--state-dir", str(self.client_file.parent), "--ready-file", str(ready)]
+        self._child = Child("up", command, directory=self._directory, environment=without_settings(os.environ))
         try:
-            yield state / "client.yaml"
-        except DemoError:
-            _check(child, "while the demo ran")  # then that is why
+            deadline = time.monotonic() + START_S
+            while not ready.exists():
+                self.check()
+                if time.monotonic() > deadline:
+                    raise DemoError(f"mmcache up was not ready within {START_S:g} s:\n{self._child.log_tail()}")
+                time.sleep(_POLL_S)
+        except BaseException:
+            self._stop()
             raise
-        _check(child, "while the demo ran")
-    finally:
-        child.terminate()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        self._child.terminate()
         deadline = time.monotonic() + STOP_S
-        while child.status is None and time.monotonic() < deadline:
+        while self._child.status is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        child.kill()
-
-
-def _check(child: Child, when: str) -> None:
-    if child.status is not None:
-        raise DemoError(f"mmcache up {child.describe_end()} {when}:\n{child.log_tail()}")
+        self._child.kill()

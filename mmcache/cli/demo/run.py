@@ -13,7 +13,7 @@ import msgspec
 
 from mmcache.cli.demo.check import find_problems
 from mmcache.cli.demo.checkpoint import Checkpoint
-from mmcache.cli.demo.cluster import start_cluster
+from mmcache.cli.demo.cluster import DemoCluster
 from mmcache.cli.demo.errors import DemoError
 from mmcache.cli.demo.photographs import Photograph, find_photographs
 from mmcache.cli.demo.progress import Stages
@@ -64,11 +64,11 @@ def run_demo(options: DemoOptions, stages: Stages) -> Report:
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmcache-demo-")))
         with stages.stage("starting a cluster on this machine"):
-            client_file = stack.enter_context(start_cluster(directory))
-        workers = stack.enter_context(Workers(directory))
+            cluster = stack.enter_context(DemoCluster(directory))
+        workers = stack.enter_context(Workers(directory, cluster.check))
         tower = [] if weights is None else ["--weights", str(weights)]
         for role, names in (("encoder", encoders), ("prefill", prefills), ("reference", [REFERENCE])):
-            arguments = [] if role == "reference" else ["--client", str(client_file)]
+            arguments = [] if role == "reference" else ["--client", str(cluster.client_file)]
             arguments += [] if role == "prefill" else tower
             for name in names:
                 workers.start(name, [role, *arguments])

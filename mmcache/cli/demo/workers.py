@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final, NamedTuple, cast
 
@@ -23,6 +23,7 @@ from mmcache.config import without_settings
 
 STOP_S: Final = 10.0
 """A worker that has not ended this long after SIGTERM is killed."""
+_CHECK_S: Final = 1.0
 _TAIL_BYTES: Final = 4000
 _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",  # the demo downloads nothing
@@ -97,10 +98,16 @@ class _Said(NamedTuple):
 
 
 class Workers:
-    """All worker processes, and one queue of what they say. A context manager that ends them."""
+    """All worker processes, and one queue of what they say. A context manager that ends them.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: for their logs.
+        check: called all the while that an answer is waited for; raises when there is no more sense in it.
+    """
+
+    def __init__(self, directory: Path, check: Callable[[], None] = lambda: None) -> None:
         self._directory = directory
+        self._check = check
         self._workers: dict[str, Worker] = {}
         self._readers: list[threading.Thread] = []
         self._said: queue.SimpleQueue[_Said] = queue.SimpleQueue()
@@ -138,14 +145,19 @@ class Workers:
         Raises:
             DemoError: a worker ended or wrote nonsense, or nobody said anything until the deadline.
         """
-        try:
-            worker, answer = self._said.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            tails = "\n".join(f"--- {worker.name}\n{worker.log_tail()}" for worker in self._workers.values())
-            raise DemoError(f"no process of the demo has answered for too long; their logs end so:\n{tails}") from None
-        if answer is None:
-            raise worker.ended("before its work was done")
-        return worker.name, answer
+        while True:
+            self._check()
+            left = deadline - time.monotonic()
+            try:
+                worker, answer = self._said.get(timeout=min(_CHECK_S, max(0.0, left)))
+            except queue.Empty:
+                if left > 0:
+                    continue
+                tails = "\n".join(f"--- {worker.name}\n{worker.log_tail()}" for worker in self._workers.values())
+                raise DemoError(f"no process of the demo answers any more; their logs end so:\n{tails}") from None
+            if answer is None:
+                raise worker.ended("before its work was done")
+            return worker.name, answer
 
     def _read(self, worker: Worker) -> None:
         with worker.answers, contextlib.suppress(msgspec.MsgspecError):
