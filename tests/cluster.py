@@ -76,6 +76,7 @@ class Part:
     def stopped(self) -> Iterator[None]:
         """SIGSTOP it for the length of a `with` block."""
         self.send(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # until all of its threads stand still
         try:
             yield
         finally:

@@ -115,8 +115,8 @@ class Link:
         with self._state:
             if self._stopping or self._running:
                 return False
-            self._running = True
             self._thread.start()
+            self._running = True
             return True
 
     def stop(self, timeout: float) -> None:
@@ -274,10 +274,9 @@ class Link:
     def _send(self, message: ClientMessage) -> None:
         frame = encode(message)
         try:
-            if self._socket is None:
-                raise zmq.Again
-            self._socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
+            if self._socket is not None:
+                self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:  # nobody is connected
             self._broken = True
 
     def _end(self) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from mmcache.errors import StoreUnavailable
 from mmcache.store.base import Outcome, PutResult, ReadResult, Region, Store
 from mmcache.store.batches import check_batch, check_names
 from mmcache.store.lifecycle import CallGate
@@ -103,7 +104,10 @@ class MemoryStore(Store):
         if nbytes <= 0:
             raise ValueError(f"a region has at least one byte, not {nbytes}")
         with self._gate:
-            memory = mmap.mmap(-1, nbytes)
+            try:
+                memory = mmap.mmap(-1, nbytes)
+            except (OSError, OverflowError) as error:
+                raise StoreUnavailable(f"no {nbytes} bytes of memory: {error}") from error
             region = Region(ctypes.addressof(ctypes.c_char.from_buffer(memory)), nbytes)
             _own_regions.append(memory)
             self._regions.append(region)

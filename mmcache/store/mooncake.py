@@ -98,6 +98,9 @@ class MooncakeStore(Store):
     ) -> MooncakeStore:
         """Attach to the store. Sets `MC_*` environment variables of this process that are not set, for good.
 
+        Attach after fork. A child forked later may not use the store, and must end as `multiprocessing`'s do, by
+        `os._exit`: Mooncake's own exit handler hangs in it.
+
         Args:
             master: `host:port` of the master.
             sidecar: `host:port` of the node's `mooncake_client`, or None.
@@ -134,9 +137,15 @@ class MooncakeStore(Store):
         if nbytes <= 0:
             raise ValueError(f"a region has at least one byte, not {nbytes}")
         with self._calls():
-            address = self._binding.alloc_from_mem_pool(nbytes) if self._sidecar else _map_memory(nbytes)
+            if self._sidecar:
+                address = self._binding.alloc_from_mem_pool(nbytes)
+            else:
+                memory = _map_memory(nbytes)
+                address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
             if not address or self._binding.register_buffer(address, nbytes) != 0:
                 raise StoreUnavailable(f"no {nbytes} bytes of memory could be had and registered with the store")
+            if not self._sidecar:
+                _own_regions.append(memory)
             region = Region(address, nbytes)
             self._regions.append(region)
             return region
@@ -357,10 +366,8 @@ def _now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _map_memory(nbytes: int) -> int:
+def _map_memory(nbytes: int) -> mmap.mmap:
     try:
-        memory = mmap.mmap(-1, nbytes)
+        return mmap.mmap(-1, nbytes)
     except (OSError, OverflowError) as error:
         raise StoreUnavailable(f"no {nbytes} bytes of memory: {error}") from error
-    _own_regions.append(memory)
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))

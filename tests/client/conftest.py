@@ -1,4 +1,4 @@
-"""One cluster for the tests that do not break it, and the path to what they share."""
+"""One cluster for the tests that do not break it; this folder on the path, for `worker`."""
 
 from __future__ import annotations
 

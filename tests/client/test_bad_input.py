@@ -9,7 +9,7 @@ import torch
 from serving import Serving, key_of
 
 from mmcache import EntryDropped, InvalidEntry, LifecycleError, MMCache
-from mmcache.entry import PREFIX_BYTES
+from mmcache.entry import PREFIX_BYTES, EntryHeader, encode_prefix, lay_out, payload_checksum
 from mmcache.key import store_name
 
 
@@ -87,29 +87,35 @@ def test_foreign_and_damaged_objects_under_our_names_are_misses_with_a_reason(se
     assert view is not None
     attachment = cache._attacher.require()
 
-    def plant(number: str, content: bytes) -> None:
+    def plant(number: str, content: bytes | bytearray) -> None:
         name = store_name(key_of(number), lineage=view.lineage, generation=0)
         block = attachment.pool.allocate(len(content), deadline=0.0)
-        ctypes.memmove(block.address, content, len(content))
+        ctypes.memmove(block.address, bytes(content), len(content))
         [result] = attachment.store.put_from([name], [block.address], [len(content)], deadline=1e12)
         assert result.outcome.value == "ok"
         attachment.pool.release(block)
 
-    assert cache.put(key_of("sound"), torch.arange(1000)).readable
-    entry = attachment.pool.find(store_name(key_of("sound"), lineage=view.lineage, generation=0))
-    assert entry is not None
-    sound = bytes(attachment.pool.view(entry.block))
-    attachment.pool.unhold(entry.block)
-    flipped = bytearray(sound)
+    def entry(number: str) -> bytearray:
+        specs, nbytes = lay_out([("embedding", "uint8", (1000,))])
+        header = EntryHeader(key_of(number), 0, specs, {}, 0.0, "test", 1)
+        payload = bytes(range(250)) * 4
+        checksum = payload_checksum(memoryview(payload))
+        return bytearray(encode_prefix(header, payload_nbytes=nbytes, payload_checksum=checksum) + payload)
+
+    flipped = entry("flipped")
     flipped[-1] ^= 1
+    prefix = entry("prefix")
+    prefix[100] ^= 1
     plant("foreign", b"not one of ours" * 500)
     plant("short", b"x")
-    plant("truncated", sound[:-8])
-    plant("flipped", bytes(flipped))
-    plant("swapped", sound)
-    plant("prefix", sound[:100] + b"?" + sound[101:])
-    plant("no-payload", sound[:PREFIX_BYTES])
+    plant("truncated", entry("truncated")[:-8])
+    plant("flipped", flipped)
+    plant("swapped", entry("another"))
+    plant("prefix", prefix)
+    plant("no-payload", entry("no-payload")[:PREFIX_BYTES])
+    plant("sound", entry("sound"))
     reader = serving.connect()
+    assert reader.get(key_of("sound")) is not None
     reasons = {
         "foreign": "magic",
         "short": "length",

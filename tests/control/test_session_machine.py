@@ -126,6 +126,18 @@ def test_a_session_without_answers_is_lost_soon_after_it_stopped_being_fresh() -
     assert 100.0 + TTL_S < now <= 100.0 + 2 * TTL_S
 
 
+def test_heartbeats_whose_answers_are_lost_are_not_remembered_for_ever() -> None:
+    session = open_session(100.0)
+    for turn in range(100):
+        now = session.next_deadline() or 0.0
+        [effect] = session.tick(now)
+        assert isinstance(effect, Send)
+        assert isinstance(effect.message, Heartbeat)
+        if turn % 3 == 0:
+            session.received(HeartbeatAnswer(1, 2, effect.message.number, 0), now)
+    assert len(session._unanswered) <= 4
+
+
 @pytest.mark.parametrize("gap", [TTL_S, TTL_S * 10])
 def test_a_process_that_was_stopped_for_longer_than_the_ttl_wakes_up_not_fresh(gap: float) -> None:
     session = open_session(100.0)

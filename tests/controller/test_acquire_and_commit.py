@@ -212,9 +212,9 @@ def test_a_commit_from_the_future_is_refused_and_the_next_waiter_computes() -> N
 def test_a_token_of_another_name_ends_no_claim() -> None:
     world = World()
     client = world.client("c")
-    token = client.claim("a")
-    assert client.commit("b", tokens=[token], generation=1) == [CommitStatus.REFUSED]
-    assert client.renew(token) == []
+    token, other = client.claim("a"), client.claim("b")
+    assert client.commit("b", "c", tokens=[token, token], generation=1) == [CommitStatus.REFUSED] * 2
+    assert client.renew(token, other) == []
 
 
 def test_a_full_directory_refuses_and_releases_the_waiters() -> None:

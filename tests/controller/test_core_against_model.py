@@ -226,7 +226,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
             answer = self._send(peer, Renew(TERM, session, 1, [token]))
             assert isinstance(answer, Renewed)
             assert answer.lost == ([] if mine else [token])
-            self.claims.update({name: (token, session, self.now + CLAIM) for name in mine})
+            self.claims.update(dict.fromkeys(mine, (token, session, self.now + CLAIM)))
 
     @rule(peer=peers, choice=pick, reason=st.sampled_from(list(AbortReason)))
     def abort(self, peer: bytes, choice: int, reason: AbortReason) -> None:

@@ -30,6 +30,7 @@ def nowhere() -> str:
 def test_auto_takes_the_sidecar_that_answers(mooncake: MooncakeProcesses) -> None:
     with closing(attach(mooncake.master.address, mooncake.owners[0].address)) as store:
         assert store.kind == "sidecar"
+        assert store._binding.health_check() == 0, "until its first ping it refuses every call"
 
 
 @pytest.mark.parametrize("dead", [False, True], ids=["no sidecar", "a dead sidecar"])

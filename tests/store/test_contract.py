@@ -13,7 +13,7 @@ from buffers import Buffers, fresh, soon
 from cluster import wait_until
 from stores import CAPACITY, Attach
 
-from mmcache.errors import LifecycleError
+from mmcache.errors import LifecycleError, StoreUnavailable
 from mmcache.store.base import Outcome, PutResult, ReadResult, Store
 
 
@@ -133,6 +133,13 @@ def test_a_full_store_says_so_and_keeps_what_it_took(attach: Attach) -> None:
     region.assert_readable(kept[-1], objects[kept[-1]])
     refused = [name for name in objects if name not in kept]
     assert not any(region.store.exists(refused, deadline=soon()))
+
+
+@pytest.mark.parametrize("nbytes", [0, -1, 1 << 62])
+def test_an_impossible_region_is_refused(attach: Attach, nbytes: int) -> None:
+    store = attach()
+    with pytest.raises((ValueError, StoreUnavailable), match="byte"):
+        store.allocate_region(nbytes)
 
 
 def test_threads_share_a_store(attach: Attach) -> None:

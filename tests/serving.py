@@ -15,7 +15,7 @@ from cluster import MooncakeProcesses, Owner, free_port, wait_until
 from mmcache import EmbeddingKey, MMCache
 from mmcache.store.launch import port_answers
 
-WORKER = Path(__file__).with_name("worker.py")
+WORKER = Path(__file__).parent / "client" / "worker.py"
 
 
 def key_of(number: int | str, **fields: str) -> EmbeddingKey:
