@@ -109,7 +109,8 @@ def hash_tensor(tensor: torch.Tensor) -> str:
         raise InvalidEntry("a meta, sparse, quantised or nested tensor cannot be hashed by its bytes")
     try:
         plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        content = plain.reshape(-1).view(torch.uint8).numpy().data
+        flat = plain.as_strided((plain.numel(),), (1,))  # reshape may leave one element a stride of its own
+        content = flat.view(torch.uint8).numpy().data
     except (RuntimeError, TypeError) as error:
         raise InvalidEntry(f"a tensor of {tensor.dtype} cannot be read as bytes: {error}") from error
     return _digest(["tensor", str(tensor.dtype), sys.byteorder, list(tensor.shape)], content)

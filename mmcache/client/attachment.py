@@ -45,10 +45,9 @@ class Attacher:
 
     def start(self, timeout: float) -> Attachment | None:
         """Attach within `timeout` seconds if the store answers; otherwise go on trying in the background."""
-        attached = threading.Event()
-        self._thread = threading.Thread(target=self._keep_trying, args=(attached,), name="mmcache-attach", daemon=True)
-        self._thread.start()
-        attached.wait(timeout)
+        first_try_ended = threading.Event()
+        self._try_in_background(first_try_ended)
+        first_try_ended.wait(timeout)
         return self.current
 
     def require(self) -> Attachment:
@@ -57,7 +56,29 @@ class Attacher:
             raise StoreUnavailable(f"not attached to the store: {self.last_error or 'still trying'}")
         return attachment
 
-    def _keep_trying(self, first_try_ended: threading.Event) -> None:
+    def lost(self, attachment: Attachment) -> None:
+        """The store said that this attachment is gone for good: attach anew, with fresh memory.
+
+        What was handed out of the old memory stays valid.
+        """
+        with self._lock:
+            if self.current is not attachment or self._closing.is_set():
+                return
+            self.current = None
+        self._counters.add("attachment_lost")
+        _log.warning("the attachment to the store is gone; attaching anew")
+        attachment.pool.close()
+        self._try_in_background(threading.Event(), before=attachment.store.close)
+
+    def _try_in_background(self, first_try_ended: threading.Event, before: Callable[[], None] | None = None) -> None:
+        self._thread = threading.Thread(
+            target=self._keep_trying, args=(first_try_ended, before), name="mmcache-attach", daemon=True
+        )
+        self._thread.start()
+
+    def _keep_trying(self, first_try_ended: threading.Event, before: Callable[[], None] | None) -> None:
+        if before is not None:
+            before()
         while not self._closing.is_set():
             try:
                 self._try()
@@ -68,6 +89,7 @@ class Attacher:
                 self._counters.add("attach_failed")
             first_try_ended.set()
             if self.current is not None:
+                self.last_error = None
                 return
             self._closing.wait(RETRY_SECONDS)
 

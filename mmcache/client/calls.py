@@ -17,6 +17,10 @@ from mmcache.errors import DeadlineExceeded, LifecycleError, StoreUnavailable
 _Result = TypeVar("_Result")
 
 
+class Overloaded(StoreUnavailable):
+    """Too many calls wait for the store already; this one was not queued."""
+
+
 class Call(Generic[_Result]):
     """One piece of work that was handed to an I/O thread."""
 
@@ -83,11 +87,11 @@ class IoThreads:
             thread.start()
 
     def submit(self, work: Callable[[], _Result]) -> Call[_Result]:
-        """Queue work. Raises StoreUnavailable when too much is queued already, LifecycleError after close."""
+        """Queue work. Raises Overloaded when too much is queued already, LifecycleError after close."""
         if self._closed:
             raise LifecycleError("the cache is closed")
         if self._queue.qsize() >= self._max_pending:
-            raise StoreUnavailable(f"{self._max_pending} calls are waiting for the store already")
+            raise Overloaded(f"{self._max_pending} calls are waiting for the store already")
         call = Call(work)
         self._queue.put(call)  # type: ignore[arg-type]
         return call

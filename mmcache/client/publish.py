@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from mmcache.client.attachment import Attacher, Attachment
-from mmcache.client.calls import IoThreads
+from mmcache.client.calls import IoThreads, Overloaded
 from mmcache.client.names import NamedKey
 from mmcache.client.results import DEFAULT_TENSOR, PutResult
 from mmcache.control.channel import CommitEntry, ControlChannel
@@ -146,13 +146,16 @@ class Publisher:
         """Publish distinct names of one lineage; one result each, in order."""
         started = time.perf_counter()
         results: dict[str, PutResult] = {}
-        try:
-            attachment = self._attacher.require()
+        attachment = self._attacher.current
+        if attachment is not None:
             sendable = [item for item in publications if self._sendable(attachment.pool, item, results)]
-            self._fill_and_put(attachment, sendable, results, deadline)
-        except StoreUnavailable:
-            for item in publications:
-                results.setdefault(item.name, dropped("unavailable"))
+            try:
+                self._fill_and_put(attachment, sendable, results, deadline)
+            except StoreUnavailable as error:
+                if not isinstance(error, Overloaded):
+                    self._attacher.lost(attachment)
+        for item in publications:
+            results.setdefault(item.name, dropped("unavailable"))
         self._commit([item for item in publications if results[item.name].readable], results, deadline)
         for item in publications:
             result = results[item.name]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from mmcache.client.attachment import Attacher, Attachment
-from mmcache.client.calls import IoThreads
+from mmcache.client.calls import IoThreads, Overloaded
 from mmcache.client.local import Expectation, ExpectedSizes, embedding_from
 from mmcache.client.names import NamedKey
 from mmcache.client.results import Embedding
@@ -169,8 +169,11 @@ class Reader:
 
     def _read_from_store(self, wanted: list[NamedKey], batch: ReadBatch) -> None:
         started = time.perf_counter()
+        attachment = self._attacher.current
+        if attachment is None:
+            batch.miss(wanted, "unavailable")
+            return
         try:
-            attachment = self._attacher.require()
             if (view := self._channel.fresh()) is not None:
                 attachment.store.lease_s = view.lease_s
             if batch.expect is not None:
@@ -178,8 +181,10 @@ class Reader:
             self._read_sized(attachment, [item for item in wanted if item.nbytes], batch)
             if unsized := [item for item in wanted if not item.nbytes]:
                 self._read_unsized(attachment, unsized, batch)
-        except StoreUnavailable:
+        except StoreUnavailable as error:
             batch.miss([item for item in wanted if item.name not in batch.found], "unavailable")
+            if not isinstance(error, Overloaded):
+                self._attacher.lost(attachment)
         if batch.found:
             self.store_latency.add(time.perf_counter() - started)
 

@@ -113,6 +113,20 @@ def test_a_sidecar_that_dies_makes_misses_within_the_deadline(fresh_serving: Ser
     assert cache.get_or_compute(key_of(3), lambda: torch.ones(1)).source == "computed"
 
 
+def test_a_sidecar_that_is_restarted_is_attached_to_again(fresh_serving: Serving) -> None:
+    cache = fresh_serving.connect(local_entries=False)
+    assert cache.put(key_of(1), torch.ones(1)).readable
+    held = cache.get(key_of(1))
+    fresh_serving.sidecar.kill()
+    fresh_serving.store.restart(fresh_serving.sidecar)
+    wait_until(lambda: cache.put(key_of(2), torch.full((1,), 2.0)).readable, timeout=30, what="a put after the restart")
+    found = cache.get(key_of(2))
+    assert found is not None
+    assert found.tensor.item() == 2.0
+    assert held is not None
+    assert held.tensor.item() == 1.0
+
+
 def test_a_read_whose_remote_owner_is_stopped_ends_at_its_deadline_and_changes_no_block_later(
     fresh_serving: Serving,
 ) -> None:

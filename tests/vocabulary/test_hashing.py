@@ -80,11 +80,13 @@ def test_tensors_of_the_same_bytes_but_another_shape_or_dtype_differ() -> None:
 
 def test_strides_do_not_matter() -> None:
     array = np.arange(24, dtype="f4").reshape(4, 6)
-    for view in (array.T, array[::-1], array[:, 1:3], array[::2, ::3], np.broadcast_to(array[0], (4, 6))):
+    one = np.arange(4, dtype="f4")[2::2][:1]  # contiguous, with a stride that no step ever takes
+    for view in (array.T, array[::-1], array[:, 1:3], array[::2, ::3], np.broadcast_to(array[0], (4, 6)), one):
         assert hash_array(view) == hash_array(np.array(view, order="C"))
     assert hash_array(np.asfortranarray(array)) == hash_array(array)
     tensor = torch.from_numpy(array.copy())
-    for part in (tensor.T, tensor[:, 1:3], tensor[::2, ::3], tensor[0].expand(4, 6)):
+    single = torch.arange(4.0)[2::2][:1]
+    for part in (tensor.T, tensor[:, 1:3], tensor[::2, ::3], tensor[0].expand(4, 6), single, single[:0]):
         assert hash_tensor(part) == hash_tensor(part.clone(memory_format=torch.contiguous_format))
 
 
@@ -92,6 +94,7 @@ def test_lazy_conjugation_and_gradients_do_not_matter() -> None:
     tensor = torch.tensor([1 + 2j, 3 - 4j])
     assert hash_tensor(tensor.conj()) == hash_tensor(tensor.conj().resolve_conj()) != hash_tensor(tensor)
     assert hash_tensor(tensor.conj().imag) == hash_tensor(torch.tensor([-2.0, 4.0]))
+    assert hash_tensor(tensor[:1].conj().imag) == hash_tensor(torch.tensor([-2.0]))  # negated, yet contiguous
     assert hash_tensor(torch.nn.Parameter(torch.ones(2))) == hash_tensor(torch.ones(2))
 
 

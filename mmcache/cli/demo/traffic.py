@@ -64,7 +64,7 @@ class Router:
         """The commands to send now, in order, and to whom."""
         sends: list[tuple[str, Command]] = []
         for worker, waiting in self._queues.items():
-            while waiting and self._in_hand[worker] <= self._concurrency:
+            while waiting and self._in_hand[worker] < self._concurrency:
                 self._in_hand[worker] += 1
                 sends.append((worker, waiting.popleft()))
         return sends
