@@ -1,4 +1,6 @@
-"""Shared by all tests: this folder on the path (for `cluster`), and one real store for those that do not break it."""
+"""Shared by all tests: this folder on the path, hypothesis without clocks, and one real store for those that do not
+break it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Hypothesis judges what is right here, not how fast this machine is.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 sys.path.insert(0, str(Path(__file__).parent))
 
