@@ -16,11 +16,12 @@ SHORTEST_ROUND_S: Final = 0.01
 
 
 class HeldClaim(NamedTuple):
-    """One claim: the controller's token, whose it is, and until when it is renewed."""
+    """One claim: the controller's token, whose it is, until when it is renewed, and when it has lapsed for sure."""
 
     token: int
     owner: Acquisition
     renew_until: float
+    over_at: float
 
 
 class HeldClaims:
@@ -53,7 +54,7 @@ class HeldClaims:
             return number
         number = next(self._numbers)
         self._by_token[token] = number
-        self._claims[number] = HeldClaim(token, owner, renew_until)
+        self._claims[number] = HeldClaim(token, owner, renew_until, renew_until + claim_s)
         third = max(claim_s / 3, SHORTEST_ROUND_S)
         self._interval = min(self._interval, third) if self._interval else third
         self._round_at = min(self._round_at, now + third) if self._round_at is not None else now + third
@@ -68,13 +69,13 @@ class HeldClaims:
         return claim.token
 
     def due(self, now: float) -> list[int]:
-        """The tokens to renew, once a round. Those past their `renew_until` are held no longer and lapse."""
+        """The tokens to renew, once a round. Past its `renew_until` a claim is held until it has lapsed by itself."""
         if self._round_at is None or now < self._round_at:
             return []
-        for number in [number for number, claim in self._claims.items() if claim.renew_until <= now]:
+        for number in [number for number, claim in self._claims.items() if claim.over_at <= now]:
             self.end(number)
         self._round_at = now + self._interval if self._claims else None
-        return list(self._by_token)
+        return [claim.token for claim in self._claims.values() if claim.renew_until > now]
 
     def lost(self, tokens: Iterable[int]) -> int:
         """The controller does not have these any more: their owners are told. Returns how many were still held."""

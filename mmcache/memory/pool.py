@@ -280,8 +280,7 @@ class RegisteredPool:
         with self._lock:
             if name not in self._ready:
                 return False
-            self._forget(name)
-            self._serve()
+            self._forget(name)  # serves nobody: while one waits, nothing is idle
             return True
 
     def _forget(self, name: str) -> None:

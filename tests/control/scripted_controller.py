@@ -135,6 +135,7 @@ class Stage:
         self.controller = controller
         self.channel = channel
         self.counters = counters
+        self.faults_expected = False
         self._callers = ThreadPoolExecutor(8)
 
     def call(self, function: Callable[..., _Result], *args: object, **kwargs: object) -> Future[_Result]:
@@ -163,3 +164,4 @@ def stage(*, ttl_ms: int = 5000) -> Iterator[Stage]:
         yield staged
     finally:
         staged.end()
+    assert staged.faults_expected or not any("internal_error" in name for name in counters.snapshot())

@@ -25,6 +25,7 @@ from mmcache.control.messages import (
     Granted,
     Heartbeat,
     Hello,
+    HelloAgain,
     Waiting,
 )
 from mmcache.errors import ConfigError, ControllerUnavailable, LifecycleError
@@ -75,15 +76,33 @@ def test_without_answers_freshness_ends_and_another_hello_comes_over_another_con
     with stage(ttl_ms=1000) as staged:
         staged.controller.answer_heartbeats = False
         before, peer = staged.channel.fresh(), staged.controller.peer
-        while isinstance(message := staged.controller.receive(), Heartbeat):
-            pass
-        assert isinstance(message, Hello)
-        assert staged.controller.peer != peer
-        assert staged.channel.fresh() is None
+        messages: list[object] = []
+        while staged.channel.fresh() is not None:
+            messages.append(staged.controller.receive(patience_s=0.02))
         assert before is not None
         assert time.clock_gettime(time.CLOCK_BOOTTIME) >= before.fresh_until
         with pytest.raises(ControllerUnavailable):
             staged.channel.lookup([key("a")], deadline=soon())
+        while not any(isinstance(message, Hello) for message in messages):
+            messages.append(staged.controller.receive())
+        assert staged.controller.peer != peer
+        assert all(message is None or isinstance(message, Heartbeat | Hello) for message in messages)
+
+
+def test_nobody_finds_a_session_fresh_once_its_end_is_known(staged: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = staged.channel._link.exchange
+    lost, seen = exchange.lost, []
+
+    def tell(reason: str) -> None:
+        seen.append(staged.channel.fresh())
+        lost(reason)
+
+    monkeypatch.setattr(exchange, "lost", tell)
+    staged.controller.send(HelloAgain("again"))
+    staged.controller.welcome()
+    assert staged.channel.wait_fresh(PATIENCE_S) is not None
+    staged.channel.close()
+    assert seen == [None, None]
 
 
 def test_a_channel_waits_for_a_controller_that_comes_later() -> None:
@@ -103,12 +122,12 @@ def test_a_channel_waits_for_a_controller_that_comes_later() -> None:
 
 
 def test_calls_fail_when_the_connection_breaks_and_a_new_session_begins_with_the_next_controller() -> None:
-    with stage(ttl_ms=1000) as staged:
+    with stage(ttl_ms=2000) as staged:
         asking = staged.call(staged.channel.acquire, [key("a")], wait_s=60.0, deadline=soon())
         staged.controller.expect(Acquire)
         address = staged.controller.address
         staged.controller.close()
-        with pytest.raises(ControllerUnavailable):
+        with pytest.raises(ControllerUnavailable, match="disconnected"):
             asking.result(PATIENCE_S)
         assert staged.channel.fresh() is None
         staged.controller = ScriptedController(address=address)
@@ -147,6 +166,19 @@ def test_close_says_goodbye_and_wakes_everyone(staged: Stage) -> None:
     assert staged.channel.fresh() is None
     assert staged.channel.wait_fresh(PATIENCE_S) is None
     assert not threads()
+
+
+def test_a_call_that_comes_while_the_channel_closes_ends_too(staged: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = staged.channel._link
+    lost, ran = link.exchange.lost, []
+
+    def tell(reason: str) -> None:
+        lost(reason)
+        link.submit(lambda: ran.append(reason))  # later than all that the thread does in its turns
+
+    monkeypatch.setattr(link.exchange, "lost", tell)
+    staged.channel.close()
+    assert ran == ["closed"]
 
 
 def test_close_wakes_who_waits_for_a_session() -> None:
@@ -289,6 +321,7 @@ def test_a_fault_in_the_channels_thread_costs_a_session_not_the_channel(
         monkeypatch.undo()
         raise ZeroDivisionError
 
+    staged.faults_expected = True
     asking = staged.acquire(key("a"))
     staged.controller.expect_acquire()
     monkeypatch.setattr(Link, "_sleep_s", fail)

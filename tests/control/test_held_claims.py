@@ -45,13 +45,17 @@ def test_a_claim_is_renewed_until_it_ends() -> None:
     assert claims.next_deadline() is None
 
 
-def test_a_claim_is_not_renewed_for_longer_than_its_caller_said() -> None:
+def test_a_claim_is_not_renewed_for_longer_than_its_caller_said_and_held_until_it_has_lapsed() -> None:
     claims = HeldClaims()
-    hold(claims, 5, now=0.0, renew_for_s=5.0)
+    number = hold(claims, 5, now=0.0, renew_for_s=5.0)
     hold(claims, 6, now=0.0)
     assert sorted(claims.due(3.0)) == [5, 6]
     assert claims.due(6.0) == [6]
+    assert claims.due(12.0) == [6]
+    assert 5 in claims, "its caller can still give it up for others to take at once"
+    assert claims.due(15.0) == [6]
     assert 5 not in claims
+    assert claims.end(number) == 0
 
 
 def test_the_owner_learns_which_claims_are_lost() -> None:

@@ -93,6 +93,7 @@ def test_a_block_is_freed_when_the_last_view_of_its_tensor_is_gone(make_pool):
     assert block.state is BlockState.FREED
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("name", DTYPES)
 def test_every_dtype_is_copied_in_and_read_back_bit_for_bit_contiguous_or_not(make_pool, name):
     pool = make_pool(1)

@@ -222,6 +222,17 @@ def test_a_quarantined_block_is_never_used_again(make_pool):
     assert pool.stats()["used"] == 2 * PAGE
 
 
+def test_a_quarantined_block_stays_so_when_the_last_that_held_it_was_an_export(make_pool):
+    pool = make_pool(1)
+    block = pool.allocate(PAGE, deadline=0)
+    export = pool.export(block, 0, PAGE)
+    pool.release(block)
+    pool.quarantine(block)
+    del export
+    assert block.state is BlockState.QUARANTINED
+    assert (pool.stats()["used"], pool.stats()["quarantined"]) == (0, PAGE)
+
+
 @pytest.mark.parametrize("held", [True, False])
 def test_a_quarantined_entry_is_forgotten(make_pool, held):
     pool = make_pool(2)
@@ -274,10 +285,12 @@ def test_the_hold_of_an_export_cannot_be_ended_by_name(make_pool):
     pool.unhold(block)
     with pytest.raises(BlockStateError, match="nobody holds"):
         pool.unhold(block)
-    with pytest.raises(BlockStateError):
-        pool.release(block)
+    for call in (lambda: pool.release(block), lambda: pool.keep("name", block, None), lambda: pool.trim(block, 1)):
+        with pytest.raises(BlockStateError, match="its filler holds"):
+            call()
     assert block.state is BlockState.FILLING
     del export
+    assert block.state is BlockState.FREED
 
 
 def test_a_closed_pool_keeps_nothing_and_frees_nothing_that_is_held(make_pool):

@@ -146,7 +146,7 @@ class Workers:
             DemoError: a worker ended or wrote nonsense, or nobody said anything until the deadline.
         """
         while True:
-            pass
+            self._check()
             left = deadline - time.monotonic()
             try:
                 worker, answer = self._said.get(timeout=min(_CHECK_S, max(0.0, left)))
