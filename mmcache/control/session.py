@@ -267,16 +267,16 @@ class Session:
         return Heartbeat(welcome.term, welcome.session, self._number, self._applied)
 
     def _answered(self, answer: HeartbeatAnswer, now: float) -> None:
+        self._head = max(self._head, answer.head)  # believed even of an answer that proves nothing else
+        if self._applied < self._head and self._behind_since is None:
+            self._behind_since = now
+            self.view = None
         sent = self._unanswered.pop(answer.number, None)
         if sent is None:
             self._count("control.ignored", "HeartbeatAnswer")
             return
         self._failures = 0
         self._fresh_until = max(self._fresh_until, sent + self._ttl)
-        self._head = max(self._head, answer.head)
-        if self._applied < self._head and self._behind_since is None:
-            self._behind_since = now
-            self.view = None
         if self.view is not None:
             self.view = self.view._replace(fresh_until=self._fresh_until)
 

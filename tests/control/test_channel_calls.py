@@ -72,13 +72,15 @@ def test_a_report_names_the_promise(staged: Stage) -> None:
     assert (missing.scope, missing.digest, missing.revision) == (key("a").scope, key("a").mm_digest, 7)
 
 
-def test_a_call_ends_at_its_deadline_and_its_late_answer_is_ignored(staged: Stage) -> None:
+def test_a_call_that_ends_at_its_deadline_is_forgotten_and_its_late_answer_is_ignored(staged: Stage) -> None:
     with pytest.raises(DeadlineExceeded):
         staged.channel.lookup([key("a")], deadline=time.monotonic() + 0.3)
     late = staged.controller.expect(Lookup)
-    staged.controller.answer(Found, late.request, [hit(1)])
     looking = staged.call(staged.channel.lookup, [key("b")], deadline=soon())
-    staged.controller.answer(Found, staged.controller.expect(Lookup).request, [None])
+    request = staged.controller.expect(Lookup)
+    assert list(staged.channel._link.exchange._requests) == [request.request]
+    staged.controller.answer(Found, late.request, [hit(1)])
+    staged.controller.answer(Found, request.request, [None])
     assert looking.result() == [None]
     assert staged.counters.snapshot()["control.unasked"] == 1
 

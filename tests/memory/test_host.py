@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 
+from mmcache.entry import DTYPE_BYTES
 from mmcache.errors import InvalidEntry, LifecycleError
 from mmcache.memory import host
 from mmcache.memory.block import BlockState
@@ -204,3 +205,8 @@ def test_a_tensor_outlives_pool_and_memory():
     del pool, memory
     gc.collect()
     assert torch.equal(tensor, torch.full((1024,), 5.0))
+
+
+def test_dtypes_are_those_of_the_entry_format_and_have_its_sizes():
+    assert {name: dtype_of(name).itemsize for name in DTYPES}.items() <= DTYPE_BYTES.items()
+    assert set(host._DTYPE_NAMES) == set(DTYPE_BYTES)
