@@ -114,6 +114,7 @@ class Attacher:
         with self._lock:
             attachment, self.current = self.current, None
         if attachment is not None:
+            attachment.pool.close()  # nobody waits for room any more
             attachment.store.close()
         if self._thread is not None:
             self._thread.join(timeout=max(0.0, deadline - time.monotonic()))
