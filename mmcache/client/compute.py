@@ -17,7 +17,7 @@ from mmcache.client.reads import UNPUBLISHED, Reader
 from mmcache.client.results import DEFAULT_TENSOR, Embedding, PutResult
 from mmcache.control.channel import Acquisition, ControlChannel
 from mmcache.control.messages import AbortReason, Granted, Hit, Unclaimed, Waiting
-from mmcache.errors import ControllerUnavailable, DeadlineExceeded, InvalidEntry
+from mmcache.errors import ControllerUnavailable, DeadlineExceeded, InvalidEntry, LifecycleError
 from mmcache.key import EmbeddingKey
 from mmcache.metrics import Counters
 
@@ -119,7 +119,7 @@ class Computation:
                 deadline=time.monotonic() + self._timeouts.read,
                 renew_for_s=self._timeouts.compute,
             )
-        except (ControllerUnavailable, DeadlineExceeded) as error:
+        except (ControllerUnavailable, DeadlineExceeded, LifecycleError) as error:
             self._counters.add("acquire_failed", reason=type(error).__name__)
             return []
         failed = False

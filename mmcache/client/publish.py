@@ -27,7 +27,14 @@ from mmcache.entry import (
     padding,
     payload_checksum,
 )
-from mmcache.errors import ControllerUnavailable, DeadlineExceeded, InvalidEntry, PoolExhausted, StoreUnavailable
+from mmcache.errors import (
+    ControllerUnavailable,
+    DeadlineExceeded,
+    InvalidEntry,
+    LifecycleError,
+    PoolExhausted,
+    StoreUnavailable,
+)
 from mmcache.memory.host import copy_into, dtype_name, tensor_over
 from mmcache.memory.pool import Block, BlockState, RegisteredPool
 from mmcache.metrics import Counters, Latency
@@ -151,8 +158,11 @@ class Publisher:
             sendable = [item for item in publications if self._sendable(attachment.pool, item, results)]
             try:
                 self._fill_and_put(attachment, sendable, results, deadline)
-            except StoreUnavailable as error:
-                if not isinstance(error, Overloaded):
+            except (
+                StoreUnavailable,
+                LifecycleError,
+            ) as error:  # the latter: closed, or attached anew, by another thread
+                if isinstance(error, StoreUnavailable) and not isinstance(error, Overloaded):
                     self._attacher.lost(attachment)
         for item in publications:
             results.setdefault(item.name, dropped("unavailable"))
@@ -256,7 +266,7 @@ class Publisher:
         ]
         try:
             statuses = self._channel.commit(entries, deadline=deadline, lineage=stored[0].target.lineage)
-        except (ControllerUnavailable, DeadlineExceeded):
+        except (ControllerUnavailable, DeadlineExceeded, LifecycleError):
             results.update((item.name, dropped("uncommitted")) for item in stored)
             return
         for item, status in zip(stored, statuses, strict=True):

@@ -18,7 +18,14 @@ from mmcache.client.names import NamedKey
 from mmcache.client.results import Embedding
 from mmcache.control.channel import ControlChannel
 from mmcache.entry import decode_entry
-from mmcache.errors import CORRUPT_REASONS, CorruptEntry, DeadlineExceeded, PoolExhausted, StoreUnavailable
+from mmcache.errors import (
+    CORRUPT_REASONS,
+    CorruptEntry,
+    DeadlineExceeded,
+    LifecycleError,
+    PoolExhausted,
+    StoreUnavailable,
+)
 from mmcache.key import EmbeddingKey
 from mmcache.memory.pool import Block, RegisteredPool
 from mmcache.metrics import Counters, Latency
@@ -181,9 +188,9 @@ class Reader:
             self._read_sized(attachment, [item for item in wanted if item.nbytes], batch)
             if unsized := [item for item in wanted if not item.nbytes]:
                 self._read_unsized(attachment, unsized, batch)
-        except StoreUnavailable as error:
+        except (StoreUnavailable, LifecycleError) as error:  # the latter: closed, or attached anew, by another thread
             batch.miss([item for item in wanted if item.name not in batch.found], "unavailable")
-            if not isinstance(error, Overloaded):
+            if isinstance(error, StoreUnavailable) and not isinstance(error, Overloaded):
                 self._attacher.lost(attachment)
         if batch.found:
             self.store_latency.add(time.perf_counter() - started)
