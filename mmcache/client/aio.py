@@ -14,7 +14,7 @@ import torch
 
 from mmcache.client.cache import MMCache
 from mmcache.client.local import Like
-from mmcache.client.publish import Tensors
+from mmcache.client.publish import Encoded
 from mmcache.client.results import Embedding, EntryInfo, PutResult
 from mmcache.key import EmbeddingKey
 
@@ -69,18 +69,18 @@ class AsyncMMCache:
     async def put(
         self,
         key: EmbeddingKey,
-        tensors: Tensors,
+        encoded: Encoded,
         *,
         meta: Mapping[str, object] | None = None,
         cost_ms: float = 0.0,
         timeout: float | None = None,
     ) -> PutResult:
         """See `MMCache.put`."""
-        return await self._call(self._cache.put, key, tensors, meta=meta, cost_ms=cost_ms, timeout=timeout)
+        return await self._call(self._cache.put, key, encoded, meta=meta, cost_ms=cost_ms, timeout=timeout)
 
     async def put_many(
         self,
-        entries: Iterable[tuple[EmbeddingKey, Tensors]],
+        entries: Iterable[tuple[EmbeddingKey, Encoded]],
         *,
         meta: Mapping[str, object] | None = None,
         cost_ms: float = 0.0,
@@ -92,7 +92,7 @@ class AsyncMMCache:
     async def get_or_compute(
         self,
         key: EmbeddingKey,
-        compute: Callable[[], Awaitable[Tensors]],
+        compute: Callable[[], Awaitable[Encoded]],
         *,
         like: Like | None = None,
         meta: Mapping[str, object] | None = None,
@@ -100,7 +100,7 @@ class AsyncMMCache:
     ) -> Embedding:
         """See `MMCache.get_or_compute`; `compute` is a coroutine function, and runs on this event loop."""
 
-        async def compute_many(_: Sequence[EmbeddingKey]) -> list[Tensors]:
+        async def compute_many(_: Sequence[EmbeddingKey]) -> list[Encoded]:
             return [await compute()]
 
         return (await self.get_or_compute_many([key], compute_many, like=like, meta=meta, timeout=timeout))[0]
@@ -108,7 +108,7 @@ class AsyncMMCache:
     async def get_or_compute_many(
         self,
         keys: Sequence[EmbeddingKey],
-        compute: Callable[[Sequence[EmbeddingKey]], Awaitable[Sequence[Tensors]]],
+        compute: Callable[[Sequence[EmbeddingKey]], Awaitable[Sequence[Encoded]]],
         *,
         batch: int = 16,
         like: Like | None = None,
@@ -121,9 +121,9 @@ class AsyncMMCache:
         """
         loop = asyncio.get_running_loop()
         cancelled = False
-        running: set[asyncio.Task[Sequence[Tensors]]] = set()
+        running: set[asyncio.Task[Sequence[Encoded]]] = set()
 
-        async def run(some: Sequence[EmbeddingKey]) -> Sequence[Tensors]:
+        async def run(some: Sequence[EmbeddingKey]) -> Sequence[Encoded]:
             if cancelled:
                 raise asyncio.CancelledError
             task = asyncio.ensure_future(_awaited(compute, some))
@@ -133,7 +133,7 @@ class AsyncMMCache:
             finally:
                 running.discard(task)
 
-        def on_loop(some: Sequence[EmbeddingKey]) -> Sequence[Tensors]:
+        def on_loop(some: Sequence[EmbeddingKey]) -> Sequence[Encoded]:
             return asyncio.run_coroutine_threadsafe(run(some), loop).result()
 
         try:
@@ -165,6 +165,6 @@ class AsyncMMCache:
 
 
 async def _awaited(
-    compute: Callable[[Sequence[EmbeddingKey]], Awaitable[Sequence[Tensors]]], keys: Sequence[EmbeddingKey]
-) -> Sequence[Tensors]:
+    compute: Callable[[Sequence[EmbeddingKey]], Awaitable[Sequence[Encoded]]], keys: Sequence[EmbeddingKey]
+) -> Sequence[Encoded]:
     return await compute(keys)

@@ -19,7 +19,7 @@ from mmcache.client.calls import IoThreads
 from mmcache.client.compute import Computation, ComputeMany, Timeouts
 from mmcache.client.local import Expectation, Like
 from mmcache.client.names import NamedKey
-from mmcache.client.publish import DUPLICATE, Publication, Publisher, Tensors, dropped
+from mmcache.client.publish import DUPLICATE, Encoded, Publication, Publisher, dropped
 from mmcache.client.reads import ABSENT, Reader
 from mmcache.client.results import Embedding, EntryInfo, PutResult
 from mmcache.control.channel import ControlChannel
@@ -208,18 +208,18 @@ class MMCache:
     def put(
         self,
         key: EmbeddingKey,
-        tensors: Tensors,
+        encoded: Encoded,
         *,
         meta: Mapping[str, object] | None = None,
         cost_ms: float = 0.0,
         timeout: float | None = None,
     ) -> PutResult:
         """Publish one embedding. See `put_many`."""
-        return self.put_many([(key, tensors)], meta=meta, cost_ms=cost_ms, timeout=timeout)[0]
+        return self.put_many([(key, encoded)], meta=meta, cost_ms=cost_ms, timeout=timeout)[0]
 
     def put_many(
         self,
-        entries: Iterable[tuple[EmbeddingKey, Tensors]],
+        entries: Iterable[tuple[EmbeddingKey, Encoded]],
         *,
         meta: Mapping[str, object] | None = None,
         cost_ms: float = 0.0,
@@ -228,8 +228,9 @@ class MMCache:
         """Publish embeddings in one batch; when it returns `stored`, every process can read them.
 
         Args:
-            entries: keys with a dense tensor of any shape, or with named tensors. A key given twice is published once.
-            meta: plain data to keep with each entry (`{"grid_thw": [1, 16, 16]}`); about 2 KiB at most.
+            entries: keys, each with a dense tensor of any shape, with named tensors, or with a tuple of either and
+                metadata of its own. A key given twice is published once.
+            meta: plain data to keep with every entry (`{"grid_thw": [1, 16, 16]}`; lists, not tuples); about 2 KiB.
             cost_ms: what encoding one of them cost.
             timeout: seconds; `client.publish_timeout` by default.
 
@@ -242,8 +243,8 @@ class MMCache:
         keys = [key for key, _ in pairs]
         targets = self._reader.wanted(keys)
         publications = [
-            self._publisher.prepare(target, tensors, meta=meta, cost_ms=cost_ms)
-            for target, (_, tensors) in zip(
+            self._publisher.prepare(target, encoded, meta=meta, cost_ms=cost_ms)
+            for target, (_, encoded) in zip(
                 targets or [NamedKey.of(key, "none", 0) for key in keys], pairs, strict=True
             )
         ]
@@ -274,7 +275,7 @@ class MMCache:
     def get_or_compute(
         self,
         key: EmbeddingKey,
-        compute: Callable[[], Tensors],
+        compute: Callable[[], Encoded],
         *,
         like: Like | None = None,
         meta: Mapping[str, object] | None = None,
@@ -297,8 +298,9 @@ class MMCache:
 
         Args:
             keys: any number; repeated ones are computed once.
-            compute: given some of the keys, returns a tensor (or named tensors) for each. Called in this thread, never
-                with more than `batch` keys at once; each batch is published before the next.
+            compute: given some of the keys, returns for each a tensor or named tensors, alone or in a tuple with
+                metadata of its own. Called in this thread, never with more than `batch` keys at once; each batch is
+                published before the next.
             like: see `get_many`.
             meta: see `put_many`.
             timeout: longest wait in seconds for another process's result (`client.wait_timeout` by default); after it

@@ -12,16 +12,16 @@ from typing import NamedTuple
 
 from mmcache.client.local import Expectation
 from mmcache.client.names import NamedKey
-from mmcache.client.publish import Publication, Publisher, Tensors
+from mmcache.client.publish import Encoded, Publication, Publisher
 from mmcache.client.reads import UNPUBLISHED, Reader
-from mmcache.client.results import DEFAULT_TENSOR, Embedding, PutResult
+from mmcache.client.results import Embedding, PutResult
 from mmcache.control.channel import Acquisition, ControlChannel
 from mmcache.control.messages import AbortReason, Granted, Hit, Unclaimed, Waiting
 from mmcache.errors import ControllerUnavailable, DeadlineExceeded, InvalidEntry, LifecycleError
 from mmcache.key import EmbeddingKey
 from mmcache.metrics import Counters
 
-ComputeMany = Callable[[Sequence[EmbeddingKey]], Sequence[Tensors]]
+ComputeMany = Callable[[Sequence[EmbeddingKey]], Sequence[Encoded]]
 
 _UNPUBLISHABLE = frozenset({"no_space", "quota", "no_memory", "larger_than_pool", "not_finite"})
 """Drops that would meet the next publisher as well, so that its waiting would be in vain."""
@@ -193,14 +193,12 @@ class Computation:
         if len(values) != len(keys):
             raise InvalidEntry(f"the function was given {len(keys)} keys and returned {len(values)} embeddings")
         self._counters.add("computed", len(keys))
-        for key, value in zip(keys, values, strict=True):
-            named = value if isinstance(value, Mapping) else {DEFAULT_TENSOR: value}
-            self._found[key] = Embedding(key, named, self._meta or {}, "computed")
-        publications = [
+        prepared = [
             self._publisher.prepare(task.wanted, value, token=task.token, meta=self._meta, cost_ms=cost_ms)
             for task, value in zip(tasks, values, strict=True)
-            if task.publish
         ]
+        self._found.update((item.target.key, item.as_embedding()) for item in prepared)
+        publications = [item for item, task in zip(prepared, tasks, strict=True) if task.publish]
         if publications:
             results = self._publisher.publish(publications, deadline=time.monotonic() + self._timeouts.publish)
             self._settle_claims(publications, results)

@@ -15,7 +15,7 @@ import torch
 from mmcache.client.attachment import Attacher, Attachment
 from mmcache.client.calls import IoThreads, Overloaded
 from mmcache.client.names import NamedKey
-from mmcache.client.results import DEFAULT_TENSOR, PutResult
+from mmcache.client.results import DEFAULT_TENSOR, Embedding, PutResult
 from mmcache.control.channel import CommitEntry, ControlChannel
 from mmcache.control.messages import CommitStatus
 from mmcache.entry import (
@@ -42,6 +42,8 @@ from mmcache.store import base
 from mmcache.store.base import Outcome
 
 Tensors = torch.Tensor | Mapping[str, torch.Tensor]
+Encoded = Tensors | tuple[Tensors, Mapping[str, object]]
+"""An encoder's output: a dense tensor or named ones, alone or in a tuple with metadata of its own."""
 
 STORED = PutResult("stored")
 DUPLICATE = PutResult("duplicate")
@@ -69,6 +71,13 @@ class Publication(NamedTuple):
     def name(self) -> str:
         """The name under which the store is to keep it."""
         return self.target.name
+
+    def as_embedding(self) -> Embedding:
+        """What it is to the caller that computed it."""
+        names = (spec.name for spec in self.header.tensors)
+        return Embedding(
+            self.target.key, dict(zip(names, self.tensors, strict=True)), self.header.meta, source="computed"
+        )
 
 
 class _Staged(NamedTuple):
@@ -121,14 +130,17 @@ class Publisher:
     def prepare(
         self,
         target: NamedKey,
-        tensors: Tensors,
+        encoded: Encoded,
         *,
         token: int = 0,
         meta: Mapping[str, object] | None = None,
         cost_ms: float = 0.0,
     ) -> Publication:
         """Check what is to be published. Raises InvalidEntry, naming what cannot be an entry."""
-        named = {DEFAULT_TENSOR: tensors} if isinstance(tensors, torch.Tensor) else dict(tensors)
+        tensors, own_meta = encoded if isinstance(encoded, tuple) and len(encoded) == 2 else (encoded, {})
+        named = {DEFAULT_TENSOR: tensors} if isinstance(tensors, torch.Tensor) else tensors
+        if not isinstance(named, Mapping) or not isinstance(own_meta, Mapping):
+            raise InvalidEntry(f"an entry is made of a tensor or named tensors, not of a {type(tensors).__name__}")
         if not named:
             raise InvalidEntry("an entry needs at least one tensor")
         strided = {name: _readable_as_bytes(name, tensor) for name, tensor in named.items()}
@@ -139,7 +151,7 @@ class Publisher:
             key=target.key,
             generation=target.generation,
             tensors=specs,
-            meta=dict(meta or {}),
+            meta={**(meta or {}), **own_meta},
             cost_ms=float(cost_ms),
             producer=self._producer,
             created_ns=time.time_ns(),
@@ -157,13 +169,12 @@ class Publisher:
         if attachment is not None:
             sendable = [item for item in publications if self._sendable(attachment.pool, item, results)]
             try:
-                self._fill_and_put(attachment, sendable, results, deadline)
-            except (
-                StoreUnavailable,
-                LifecycleError,
-            ) as error:  # the latter: closed, or attached anew, by another thread
-                if isinstance(error, StoreUnavailable) and not isinstance(error, Overloaded):
-                    self._attacher.lost(attachment)
+                # The controller must hear of what was put, so the put does not get all of the time.
+                self._fill_and_put(attachment, sendable, results, deadline - _commit_time(deadline))
+            except (Overloaded, LifecycleError):
+                pass  # not queued; or the cache is closed, or attached anew, by another thread
+            except StoreUnavailable:
+                self._attacher.lost(attachment)
         for item in publications:
             results.setdefault(item.name, dropped("unavailable"))
         self._commit([item for item in publications if results[item.name].readable], results, deadline)
@@ -201,31 +212,26 @@ class Publisher:
             self._fill_and_put(attachment, items[:half], results, deadline)
             self._fill_and_put(attachment, items[half:], results, deadline)
             return
-        for item, block in zip(copied, blocks, strict=True):
-            payload = pool.view(block)[PREFIX_BYTES:]
-            for offset, nbytes in padding(item.header.tensors):
-                payload[offset : offset + nbytes] = bytes(nbytes)
-            for spec, tensor in zip(item.header.tensors, item.tensors, strict=True):
-                copy_into(payload[spec.offset : spec.offset + spec.nbytes], tensor)
-        by_name = {item.name: block for item, block in zip(copied, blocks, strict=True)}
-        staged = [_Staged(item, by_name.get(item.name) or in_place[item.name], item.name in in_place) for item in items]
+        by_name = dict(zip((item.name for item in copied), blocks, strict=True)) | in_place
+        staged = [_Staged(item, by_name[item.name], item.name in in_place) for item in items]
+        try:
+            for item in staged:
+                _fill(pool, item)
+        except BaseException:  # a device's error in the middle of a copy, say: nothing was sent
+            for item in staged:
+                self._end_staged(pool, item, base.PutResult(Outcome.FAILED))
+            raise
         if staged:
             self._put(attachment, staged, results, deadline)
 
     def _put(
         self, attachment: Attachment, staged: list[_Staged], results: dict[str, PutResult], deadline: float
     ) -> None:
-        """Seal the blocks with their prefixes and put them: one hand-off to an I/O thread."""
+        """Put filled blocks: one hand-off to an I/O thread."""
         store, pool = attachment
         names = [item.publication.name for item in staged]
         sizes = [item.publication.object_bytes for item in staged]
         addresses = [item.block.address for item in staged]
-        for (publication, block, _), size in zip(staged, sizes, strict=True):
-            view = pool.view(block)
-            payload = view[PREFIX_BYTES:size]
-            view[:PREFIX_BYTES] = encode_prefix(
-                publication.header, payload_nbytes=len(payload), payload_checksum=payload_checksum(payload)
-            )
 
         def dispose(landed: list[base.PutResult] | None, began: bool) -> None:
             unknown = base.PutResult(Outcome.FAILED, settled=not began)
@@ -249,10 +255,12 @@ class Publisher:
             pool.quarantine(item.block)
         if item.in_place:
             self._end_in_place(pool, item.block)
+        elif not result.settled:
+            return
         elif result.outcome is Outcome.OK and self._local_entries:
             publication = item.publication
             pool.unhold(pool.keep(publication.name, item.block, publication.header).block)
-        elif result.settled:
+        else:
             pool.release(item.block)
 
     def _commit(self, stored: list[Publication], results: dict[str, PutResult], deadline: float) -> None:
@@ -292,6 +300,26 @@ class Publisher:
     def _end_in_place(self, pool: RegisteredPool, block: Block) -> None:
         self._in_place.pop(block.address, None)
         pool.unhold(block)
+
+
+def _fill(pool: RegisteredPool, staged: _Staged) -> None:
+    """Write an entry into its block: its tensors, unless they are there already, and the prefix that seals it."""
+    publication, block, in_place = staged
+    view = pool.view(block)[: publication.object_bytes]
+    payload = view[PREFIX_BYTES:]
+    if not in_place:
+        for offset, nbytes in padding(publication.header.tensors):
+            payload[offset : offset + nbytes] = bytes(nbytes)
+        for spec, tensor in zip(publication.header.tensors, publication.tensors, strict=True):
+            copy_into(payload[spec.offset : spec.offset + spec.nbytes], tensor)
+    view[:PREFIX_BYTES] = encode_prefix(
+        publication.header, payload_nbytes=len(payload), payload_checksum=payload_checksum(payload)
+    )
+
+
+def _commit_time(deadline: float) -> float:
+    """Seconds of what is left until the deadline that are kept for the commit."""
+    return min(0.5, max(0.0, deadline - time.monotonic()) / 10)
 
 
 def _readable_as_bytes(name: str, tensor: object) -> torch.Tensor:

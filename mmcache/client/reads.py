@@ -188,10 +188,11 @@ class Reader:
             self._read_sized(attachment, [item for item in wanted if item.nbytes], batch)
             if unsized := [item for item in wanted if not item.nbytes]:
                 self._read_unsized(attachment, unsized, batch)
-        except (StoreUnavailable, LifecycleError) as error:  # the latter: closed, or attached anew, by another thread
+        except (Overloaded, LifecycleError):  # not queued; or the cache is closed, or attached anew, by another thread
             batch.miss([item for item in wanted if item.name not in batch.found], "unavailable")
-            if isinstance(error, StoreUnavailable) and not isinstance(error, Overloaded):
-                self._attacher.lost(attachment)
+        except StoreUnavailable:
+            batch.miss([item for item in wanted if item.name not in batch.found], "unavailable")
+            self._attacher.lost(attachment)
         if batch.found:
             self.store_latency.add(time.perf_counter() - started)
 

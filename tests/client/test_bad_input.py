@@ -25,7 +25,10 @@ def cache(serving: Serving) -> MMCache:
         (torch.eye(3).to_sparse(), "dense"),
         (torch.eye(3).to_sparse_csr(), "dense"),
         (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "quantised"),
-        ([1.0, 2.0], "not a torch.Tensor"),
+        ([1.0, 2.0], "not of a list"),
+        (None, "not of a NoneType"),
+        ((torch.ones(1), "no metadata"), "named tensors"),
+        ({"a": [1.0]}, "not a torch.Tensor"),
         ({}, "at least one tensor"),
         ({"": torch.ones(1)}, "name"),
         ({"x" * 300: torch.ones(1)}, "name"),
@@ -35,7 +38,7 @@ def cache(serving: Serving) -> MMCache:
 def test_what_is_no_dense_tensor_is_refused(cache: MMCache, tensor: object, words: str) -> None:
     before = cache.stats()
     with pytest.raises(InvalidEntry, match=words):
-        cache.put(key_of("refused"), tensor if isinstance(tensor, dict | torch.Tensor) else {"a": tensor})  # type: ignore[arg-type]
+        cache.put(key_of("refused"), tensor)  # type: ignore[arg-type]
     assert cache.stats()["bytes_published" if "bytes_published" in before else "session.fresh"] == before.get(
         "bytes_published", 1
     )
@@ -161,5 +164,7 @@ def test_what_the_callers_function_raises_reaches_the_caller_and_its_claims_pass
     assert other.stats()["put.stored"] == 1
     with pytest.raises(InvalidEntry, match="given 1 keys and returned 2"):
         cache.get_or_compute_many([key_of("two")], lambda keys: [torch.ones(1)] * 2)
+    with pytest.raises(InvalidEntry, match="NoneType"):
+        cache.get_or_compute(key_of("two"), lambda: None)  # type: ignore[arg-type,return-value]
     assert other.get_or_compute(key_of("two"), lambda: torch.ones(1)).source == "computed"
     assert other.stats()["put.stored"] == 2

@@ -90,9 +90,21 @@ def test_an_entry_holds_several_tensors_and_metadata(pair) -> None:
     assert [spec.name for spec in info.tensors] == list(tensors)
 
 
+def test_each_entry_of_a_batch_may_have_metadata_of_its_own(serving: Serving) -> None:
+    cache = serving.connect(strict=True)
+    keys = [key_of(f"own-meta-{number}") for number in range(3)]
+    cache.put_many([(key, (torch.ones(2), {"n": n})) for n, key in enumerate(keys[:2])], meta={"all": True})
+    computed = cache.get_or_compute_many(keys, lambda some: [(torch.zeros(2), {"n": 9})] * len(some), meta={"all": 1})
+    assert [dict(embedding.meta) for embedding in computed] == [
+        {"all": True, "n": 0},
+        {"all": True, "n": 1},
+        {"all": 1, "n": 9},
+    ]
+    assert [embedding.source for embedding in computed] == ["local", "local", "computed"]
+
+
 def test_like_tells_the_size_and_refuses_what_looks_different(pair) -> None:
-    writer, _ = pair
-    reader = _
+    writer, reader = pair
     tensor = torch.randn(5, 7)
     assert writer.put(key_of("like"), tensor).readable
     found = reader.get(key_of("like"), like=torch.empty(5, 7, device="meta"))
@@ -143,7 +155,7 @@ def test_entries_larger_than_guessed_cost_a_second_round_and_are_whole(serving: 
 def test_a_batch_larger_than_the_pool_gives_what_fits(serving: Serving) -> None:
     writer = serving.connect(strict=True)
     reader = serving.connect(pool_bytes="8MiB", local_entries=False)
-    keys = [key_of(f"batch-{number}", version="large batch".replace(" ", "-")) for number in range(12)]
+    keys = [key_of(f"batch-{number}", version="large-batch") for number in range(12)]
     for key in keys:
         assert writer.put(key, torch.ones(1 << 18)).readable
     found = reader.get_many(keys)
