@@ -38,22 +38,13 @@ UNPUBLISHED = frozenset({ABSENT, Outcome.IN_PROGRESS.value, *CORRUPT_REASONS})
 """Reasons that a publication would cure: nothing usable is under the name. For all others it may well be there."""
 
 
-class _Flight:
-    """A read of one name that others may wait for."""
-
-    __slots__ = ("landed", "reason")
-
-    def __init__(self) -> None:
-        self.landed = threading.Event()
-        self.reason = ABSENT
-
-
 class ReadBatch:
     """One read under way, and in the end its outcome: embeddings by name, and why the others are missing."""
 
-    __slots__ = ("deadline", "expect", "found", "missing")
+    __slots__ = ("began", "deadline", "expect", "found", "missing")
 
     def __init__(self, expect: Expectation | None, deadline: float) -> None:
+        self.began = time.monotonic()
         self.expect = expect
         self.deadline = deadline
         self.found: dict[str, Embedding] = {}
@@ -62,6 +53,21 @@ class ReadBatch:
     def miss(self, wanted: Sequence[NamedKey], reason: str) -> None:
         """All of these are missing for one reason."""
         self.missing.update((item.name, reason) for item in wanted)
+
+
+class _Flight:
+    """A read of some names, for a batch, that other calls may wait for."""
+
+    __slots__ = ("batch", "began", "landed")
+
+    def __init__(self, batch: ReadBatch) -> None:
+        self.began = time.monotonic()
+        self.batch = batch
+        self.landed = threading.Event()
+
+    def absent(self, name: str, since: float) -> bool:
+        """Once landed: whether the name was found absent after a time, so that whoever asks since then knows it too."""
+        return self.began >= since and self.batch.missing.get(name) == ABSENT
 
 
 class Reader:
@@ -135,44 +141,40 @@ class Reader:
                 self.local_latency.add(time.perf_counter() - started)
         if not remote:
             return {}
-        mine, others = self._board(remote)
-        try:
-            if mine:
-                self._read_from_store([remote[name] for name in mine], batch)
-        finally:
-            self._land(mine, batch)
+        others = self._fly(remote, batch)
         again: dict[str, NamedKey] = {}
         for name, flight in others.items():
-            landed = flight.landed.wait(max(0.0, batch.deadline - time.monotonic()))
-            if not landed:
+            if not flight.landed.wait(max(0.0, batch.deadline - time.monotonic())):
                 batch.missing[name] = "deadline"
-            elif flight.reason == ABSENT:
+            elif flight.absent(name, batch.began):
                 batch.missing[name] = ABSENT
-            else:  # it is local now, or it failed for a reason of the other call's own (its deadline, its expectation)
+            else:  # it is local now, or it failed for a reason of the other call's own
                 again[name] = remote[name]
         return again
 
-    def _board(self, remote: dict[str, NamedKey]) -> tuple[dict[str, _Flight], dict[str, _Flight]]:
-        """Which names this call must read, and which another is reading."""
-        mine: dict[str, _Flight] = {}
+    def _fly(self, remote: dict[str, NamedKey], batch: ReadBatch) -> dict[str, _Flight]:
+        """Read what nobody is reading yet; returns the flights of others that read the rest."""
+        flight = _Flight(batch)
+        mine: list[NamedKey] = []
         others: dict[str, _Flight] = {}
         with self._flights_lock:
-            for name in remote:
-                flight = self._flights.get(name) if self._local_entries else None
-                if flight is None:
-                    mine[name] = self._flights[name] = _Flight()
+            for name, item in remote.items():
+                other = self._flights.get(name) if self._local_entries else None
+                if other is not None:
+                    others[name] = other
                 else:
-                    others[name] = flight
-        return mine, others
-
-    def _land(self, mine: dict[str, _Flight], batch: ReadBatch) -> None:
-        with self._flights_lock:
-            for name, flight in mine.items():
-                flight.reason = "" if name in batch.found else batch.missing.get(name, "failed")
-                if self._flights.get(name) is flight:
-                    del self._flights[name]
-        for flight in mine.values():
+                    self._flights[name] = flight
+                    mine.append(item)
+        try:
+            if mine:
+                self._read_from_store(mine, batch)
+        finally:
+            with self._flights_lock:
+                for item in mine:
+                    if self._flights.get(item.name) is flight:
+                        del self._flights[item.name]
             flight.landed.set()
+        return others
 
     def _read_from_store(self, wanted: list[NamedKey], batch: ReadBatch) -> None:
         started = time.perf_counter()

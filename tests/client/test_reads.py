@@ -1,0 +1,76 @@
+"""Reads of one process share the store's work, and never each other's failures."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from serving import Serving, key_of
+
+
+def test_threads_that_want_the_same_entry_at_once_read_it_once(serving: Serving) -> None:
+    assert serving.connect().put(key_of("shared-read"), torch.ones(1 << 20)).readable
+    reader = serving.connect(pool_bytes="64MiB")
+    store = reader._attacher.require().store
+    read_into, begun, go_on = store.read_into, threading.Event(), threading.Event()
+
+    def slow_read_into(*arguments, **named):
+        begun.set()
+        assert go_on.wait(20)
+        return read_into(*arguments, **named)
+
+    store.read_into = slow_read_into
+    with ThreadPoolExecutor(9) as threads:
+        first = threads.submit(reader.get, key_of("shared-read"), timeout=30)
+        assert begun.wait(20)
+        others = [threads.submit(reader.get, key_of("shared-read"), timeout=30) for _ in range(7)]
+        impatient = threads.submit(reader.get, key_of("shared-read"), timeout=0.05)
+        assert impatient.result(20) is None
+        go_on.set()
+        found = [first.result(20), *(other.result(20) for other in others)]
+    assert all(embedding is not None and embedding.tensor.sum() == 1 << 20 for embedding in found)
+    assert reader.stats()["hit.store"] == 1
+    assert reader.stats()["hit.local"] == 7
+    assert reader.stats()["miss.deadline"] == 1
+
+
+def test_a_get_that_starts_after_a_put_finds_it_though_another_read_missed_it_before(serving: Serving) -> None:
+    reader, writer = serving.connect(), serving.connect()
+    store = reader._attacher.require().store
+    read_into, begun, go_on = store.read_into, threading.Event(), threading.Event()
+
+    def read_then_pause(*arguments, **named):
+        results = read_into(*arguments, **named)
+        if not begun.is_set():
+            begun.set()
+            assert go_on.wait(20)
+        return results
+
+    store.read_into = read_then_pause
+    with ThreadPoolExecutor(2) as threads:
+        early = threads.submit(reader.get, key_of("late-put"), timeout=30)
+        assert begun.wait(20)
+        assert writer.put(key_of("late-put"), torch.ones(3)).readable
+        late = threads.submit(reader.get, key_of("late-put"), timeout=30)
+        go_on.set()
+        assert early.result(20) is None
+        assert late.result(20) is not None
+
+
+def test_an_expectation_of_one_reader_does_not_make_another_miss(serving: Serving) -> None:
+    assert serving.connect().put(key_of("two-views"), torch.ones(4, 4)).readable
+    reader = serving.connect()
+    with ThreadPoolExecutor(8) as threads:
+        wrong = [threads.submit(reader.get, key_of("two-views"), like=torch.empty(5)) for _ in range(4)]
+        right = [threads.submit(reader.get, key_of("two-views")) for _ in range(4)]
+        assert all(future.result(20) is None for future in wrong)
+        assert all(future.result(20) is not None for future in right)
+
+
+def test_keys_given_twice_are_read_once_and_keep_their_places(serving: Serving) -> None:
+    assert serving.connect().put(key_of("twice"), torch.ones(1)).readable
+    reader = serving.connect()
+    found = reader.get_many([key_of("twice"), key_of("never-put"), key_of("twice")])
+    assert [embedding is not None for embedding in found] == [True, False, True]
+    assert reader.stats()["hit.store"] == 1
