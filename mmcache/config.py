@@ -5,7 +5,8 @@
 
 The file is the argument's or the one that `MMCACHE_CONFIG` names. `MMCACHE_CLIENT__READ_TIMEOUT=500ms` sets
 `client.read_timeout`: two underscores, so that variables which Kubernetes makes of a service's name
-(`MMCACHE_CONTROLLER_PORT`) are never taken for settings. A value in the environment is written as in the file.
+(`MMCACHE_CONTROLLER_PORT`) are never taken for settings; with two, each is one of ours or refused. A value in the
+environment is written as in the file.
 
 Sizes are bytes (`67108864`) or carry a unit (`64MiB`, `1GB`: powers of 1024 and of 1000). Durations are seconds (`2`,
 `0.5`) or carry a unit (`500ms`, `2s`, `5min`, `1h`); they are kept as float seconds. Whatever is wrong is refused with
@@ -214,7 +215,7 @@ def _did_you_mean(name: str) -> str:
 def _setting_of(variable: str) -> str | None:
     """The dotted name of the setting that a variable is for, known or not; None: it is not ours."""
     section, separator, setting = variable.removeprefix(_PREFIX).partition("__")
-    if not variable.startswith(_PREFIX) or not separator or section.lower() not in _SECTIONS:
+    if not variable.startswith(_PREFIX) or not separator:
         return None
     return f"{section}.{setting}".lower()
 

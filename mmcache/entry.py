@@ -74,7 +74,6 @@ _HEAD: Final = struct.Struct("<4sHHQQQQ")
 _CHECKSUM_FIELD: Final = slice(32, 40)
 _METADATA_ROOM: Final = PREFIX_BYTES - _HEAD.size
 _U63_MAX: Final = (1 << 63) - 1
-_U64_MAX: Final = (1 << 64) - 1
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_PAYLOAD_BYTES)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 OTHER: Final = "other"
 """Counts what had no room for a name of its own."""
+
+
+def nearest_rank(ordered: Sequence[float], percent: int) -> float:
+    """The smallest of some values, in rising order, that at least `percent` (1 to 100) of them do not exceed."""
+    return ordered[-(-len(ordered) * percent // 100) - 1]
 
 
 class Counters:
@@ -64,6 +70,4 @@ class Latency:
         if not last:
             return {"count": 0}
         last.sort()
-        # nearest rank: the smallest duration that at least that share of the window does not exceed
-        p50, p99 = (last[-(-len(last) * percent // 100) - 1] * 1e3 for percent in (50, 99))
-        return {"count": count, "p50_ms": p50, "p99_ms": p99}
+        return {"count": count, "p50_ms": nearest_rank(last, 50) * 1e3, "p99_ms": nearest_rank(last, 99) * 1e3}

@@ -20,10 +20,19 @@ class Child:
     """A running process. Start it from the main thread: it is killed when the thread that started it ends.
 
     It is the leader of a session of its own, so that Ctrl-C in a terminal reaches the parent only. It runs in
-    `directory`, where stdout and stderr go to `NAME.log`, which is emptied first.
+    `directory`, where its stderr goes to `NAME.log`, which is emptied first. So does its stdout and stdin is empty,
+    unless `pipes` leads both to its parent.
     """
 
-    def __init__(self, name: str, command: Sequence[str], *, directory: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        directory: Path,
+        environment: Mapping[str, str],
+        pipes: bool = False,
+    ) -> None:
         self.name = name
         self.log = directory / f"{name}.log"
         # -I -S: nothing but the standard library is wanted, and it starts in a few milliseconds.
@@ -33,8 +42,8 @@ class Child:
                 [*shim, *command],
                 cwd=directory,  # not where the user happens to be: `python -m` looks for modules there first
                 env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
+                stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipes else output,
                 stderr=output,
                 start_new_session=True,
             )
@@ -65,7 +74,7 @@ class Child:
         """The last lines of its log."""
         with self.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            return "\n".join(log.read().decode(errors="replace").splitlines()[-_TAIL_LINES:])
+            return "\n".join(log.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]) or "(nothing)"
 
     def terminate(self) -> None:
         """Ask it to end; idempotent."""

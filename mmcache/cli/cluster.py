@@ -195,7 +195,7 @@ class Cluster:
                 # Ctrl-C also strikes a child that has only just been forked: it is we who were meant.
                 self._pause(0)
                 ended = f"the {child.name} (pid {child.pid}) {child.describe_end()}"
-                raise PartEnded(f"{ended}; {child.log} ends with:\n{child.log_tail() or '(nothing)'}")
+                raise PartEnded(f"{ended}; {child.log} ends with:\n{child.log_tail()}")
 
     def _pause(self, timeout: float | None) -> None:
         for number in self._signals.wait(timeout) & STOPS:

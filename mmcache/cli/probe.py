@@ -34,18 +34,7 @@ def main() -> None:
 
 def _prove_store(settings: StoreSettings) -> None:
     """Put random bytes and read them back. They stay until the store evicts them: the read has leased them."""
-    store = MooncakeStore.attach(
-        master=settings.master,
-        sidecar=settings.sidecar,
-        attach=settings.attach,
-        metadata=settings.metadata,
-        protocol=settings.protocol,
-        devices=settings.devices,
-        hostname=settings.hostname,
-        lease_s=settings.lease,
-        region_bytes=2 * _NBYTES,
-        timeout=_TIMEOUT_S,
-    )
+    store = MooncakeStore.from_settings(settings, region_bytes=2 * _NBYTES, timeout=_TIMEOUT_S)
     with contextlib.closing(store):
         region = store.allocate_region(2 * _NBYTES)
         source, target = region.address, region.address + _NBYTES

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Final, TypeVar
 
 import torch
 
 from mmcache.client.cache import MMCache
 from mmcache.client.local import Like
-from mmcache.client.publish import Encoded
+from mmcache.client.publish import Encoded, dropped
 from mmcache.client.results import Embedding, EntryInfo, PutResult
 from mmcache.key import EmbeddingKey
 
 _Result = TypeVar("_Result")
 
-MAX_CONCURRENT_CALLS = 64
-"""More calls than this wait for their turn; each waits for a result of the store or of another process meanwhile."""
+MAX_CALLS: Final = 64
+"""Reads, publications and lookups under way at once; more wait for their turn, within their own deadlines."""
+MAX_COMPUTATIONS: Final = 64
+"""`get_or_compute` calls under way at once. They wait for other processes, so they have threads of their own."""
+_GRACE_SECONDS: Final = 0.1
+"""A call that runs ends by its own deadline; it is left this much later, in case it does not."""
 
 
 class AsyncMMCache:
-    """`MMCache` for asyncio. Every call runs on a thread of its own kind, so the event loop never waits.
+    """`MMCache` for asyncio. Every call runs on a thread, so the event loop never waits.
 
     A cancelled call goes on in the background until its own deadline, and gives up its claims there.
     """
@@ -33,38 +38,61 @@ class AsyncMMCache:
     def __init__(self, cache: MMCache) -> None:
         """Wrap a connected cache, which `close` then closes."""
         self._cache = cache
-        self._calls = ThreadPoolExecutor(MAX_CONCURRENT_CALLS, thread_name_prefix="mmcache-call")
+        self._calls = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="mmcache-call")
+        self._computations = ThreadPoolExecutor(MAX_COMPUTATIONS, thread_name_prefix="mmcache-compute")
+        self._computing = asyncio.Semaphore(MAX_COMPUTATIONS)
 
     @classmethod
     async def connect(cls, path: str | Path | None = None, **client: object) -> AsyncMMCache:
         """See `MMCache.connect`."""
         return cls(await asyncio.to_thread(functools.partial(MMCache.connect, path, **client)))
 
-    async def _call(self, function: Callable[..., _Result], *arguments: Any, **named: Any) -> _Result:
-        work = functools.partial(function, *arguments, **named)
-        return await asyncio.get_running_loop().run_in_executor(self._calls, work)
+    async def _call(self, function: Callable[[float], _Result], timeout: float, late: Callable[[], _Result]) -> _Result:
+        """Run `function(seconds left)` on a thread; one that gets no thread in time ends as `late()`."""
+        deadline = time.monotonic() + timeout
+        work = asyncio.get_running_loop().run_in_executor(
+            self._calls, lambda: function(max(0.0, deadline - time.monotonic()))
+        )
+        await asyncio.wait({work}, timeout=timeout + _GRACE_SECONDS)
+        if work.done():
+            return work.result()
+        work.cancel()  # it has not begun; if it has, it ends by its own deadline, and its result is dropped
+        return late()
 
     async def get(
         self, key: EmbeddingKey, *, like: Like | None = None, timeout: float | None = None
     ) -> Embedding | None:
         """See `MMCache.get`."""
-        return await self._call(self._cache.get, key, like=like, timeout=timeout)
+        return (await self.get_many([key], like=like, timeout=timeout))[0]
 
     async def get_many(
         self, keys: Sequence[EmbeddingKey], *, like: Like | None = None, timeout: float | None = None
     ) -> list[Embedding | None]:
         """See `MMCache.get_many`."""
-        return await self._call(self._cache.get_many, keys, like=like, timeout=timeout)
+        return await self._call(
+            lambda left: self._cache.get_many(keys, like=like, timeout=left),
+            self._cache._settings.client.read_timeout if timeout is None else timeout,
+            lambda: self._cache._late("miss", [None] * len(keys)),
+        )
 
     async def lookup(self, keys: Sequence[EmbeddingKey], *, timeout: float | None = None) -> list[EntryInfo | None]:
         """See `MMCache.lookup`."""
-        return await self._call(self._cache.lookup, keys, timeout=timeout)
+        return await self._call(
+            lambda left: self._cache.lookup(keys, timeout=left),
+            self._cache._settings.client.read_timeout if timeout is None else timeout,
+            lambda: self._cache._late("lookup_failed", [None] * len(keys)),
+        )
 
     async def empty(
         self, shape: Iterable[int], dtype: torch.dtype = torch.float32, *, timeout: float = 0.0
     ) -> torch.Tensor:
         """See `MMCache.empty`."""
-        return await self._call(self._cache.empty, shape, dtype, timeout=timeout)
+        size = tuple(shape)
+        return await self._call(
+            lambda left: self._cache.empty(size, dtype, timeout=left),
+            timeout,
+            lambda: self._cache.empty(size, dtype, timeout=0.0),
+        )
 
     async def put(
         self,
@@ -76,7 +104,7 @@ class AsyncMMCache:
         timeout: float | None = None,
     ) -> PutResult:
         """See `MMCache.put`."""
-        return await self._call(self._cache.put, key, encoded, meta=meta, cost_ms=cost_ms, timeout=timeout)
+        return (await self.put_many([(key, encoded)], meta=meta, cost_ms=cost_ms, timeout=timeout))[0]
 
     async def put_many(
         self,
@@ -87,7 +115,12 @@ class AsyncMMCache:
         timeout: float | None = None,
     ) -> list[PutResult]:
         """See `MMCache.put_many`."""
-        return await self._call(self._cache.put_many, entries, meta=meta, cost_ms=cost_ms, timeout=timeout)
+        pairs = list(entries)
+        return await self._call(
+            lambda left: self._cache.put_many(pairs, meta=meta, cost_ms=cost_ms, timeout=left),
+            self._cache._settings.client.publish_timeout if timeout is None else timeout,
+            lambda: self._cache._late("put", [dropped("deadline")] * len(pairs)),
+        )
 
     async def get_or_compute(
         self,
@@ -120,8 +153,9 @@ class AsyncMMCache:
         When this call is cancelled, so is the computation, and its claims pass to others.
         """
         loop = asyncio.get_running_loop()
-        cancelled = False
+        patience = self._cache._settings.client.wait_timeout if timeout is None else timeout
         running: set[asyncio.Task[Sequence[Encoded]]] = set()
+        cancelled = False
 
         async def run(some: Sequence[EmbeddingKey]) -> Sequence[Encoded]:
             if cancelled:
@@ -137,14 +171,36 @@ class AsyncMMCache:
             return asyncio.run_coroutine_threadsafe(run(some), loop).result()
 
         try:
-            return await self._call(
-                self._cache.get_or_compute_many, keys, on_loop, batch=batch, like=like, meta=meta, timeout=timeout
-            )
+            await asyncio.wait_for(self._computing.acquire(), patience)
+        except asyncio.TimeoutError:
+            # So many wait for each other already (computations that compute, perhaps): the cache must not stop them.
+            alone = await self._compute_alone(list(dict.fromkeys(keys)), compute, batch, meta)
+            return [alone[key] for key in keys]
+        work = loop.run_in_executor(
+            self._computations,
+            lambda: self._cache.get_or_compute_many(keys, on_loop, batch=batch, like=like, meta=meta, timeout=timeout),
+        )
+        work.add_done_callback(lambda _: self._computing.release())
+        try:
+            return await asyncio.shield(work)
         except asyncio.CancelledError:
             cancelled = True
             for task in running:
                 task.cancel()
             raise
+
+    async def _compute_alone(
+        self,
+        keys: Sequence[EmbeddingKey],
+        compute: Callable[[Sequence[EmbeddingKey]], Awaitable[Sequence[Encoded]]],
+        batch: int,
+        meta: Mapping[str, object] | None,
+    ) -> dict[EmbeddingKey, Embedding]:
+        found: dict[EmbeddingKey, Embedding] = {}
+        for start in range(0, len(keys), batch):
+            some = keys[start : start + batch]
+            found.update(zip(some, self._cache._computed(some, await compute(some), meta), strict=True))
+        return found
 
     def stats(self) -> dict[str, float]:
         """See `MMCache.stats`."""
@@ -154,6 +210,7 @@ class AsyncMMCache:
         """See `MMCache.close`."""
         await asyncio.to_thread(self._cache.close)
         self._calls.shutdown(wait=False, cancel_futures=True)
+        self._computations.shutdown(wait=False, cancel_futures=True)
 
     async def __aenter__(self) -> AsyncMMCache:
         return self

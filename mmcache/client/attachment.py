@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from mmcache.errors import LifecycleError, MMCacheError, StoreUnavailable
-from mmcache.memory.pool import RegisteredPool
+from mmcache.memory.pool import Block, RegisteredPool
 from mmcache.metrics import Counters
 from mmcache.store.base import Store
 
 _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2.0
+"""Between tries to attach, give or take half of it, so that a fleet does not try in step."""
+SHORTEST_LIFE_SECONDS = 30.0
+"""An attachment is not replaced for its quarantined memory before that: each leaves its memory behind."""
 
 
 class Attachment(NamedTuple):
@@ -40,6 +44,8 @@ class Attacher:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._attached_at = 0.0
+        self._worn_out: Attachment | None = None
         self.current: Attachment | None = None
         self.last_error: MMCacheError | None = None
 
@@ -56,8 +62,33 @@ class Attacher:
             raise StoreUnavailable(f"not attached to the store: {self.last_error or 'still trying'}")
         return attachment
 
+    def give_back(self, attachment: Attachment, block: Block, *, settled: bool) -> None:
+        """End a block whose transfer ended: released, or quarantined if the transfer may yet touch it.
+
+        Quarantined memory is of no more use; when it is over a quarter of the pool, the attachment is replaced.
+        """
+        pool = attachment.pool
+        if settled:
+            pool.release(block)
+            return
+        pool.quarantine(block)
+        self._counters.add("quarantined")
+        if pool.quarantined * 4 <= pool.capacity:
+            return
+        with self._lock:
+            if self._worn_out is attachment:
+                return
+            self._worn_out = attachment
+            patience = self._attached_at + SHORTEST_LIFE_SECONDS - time.monotonic()
+
+        def replace() -> None:
+            if not self._closing.wait(max(0.0, patience)):
+                self.lost(attachment)
+
+        threading.Thread(target=replace, name="mmcache-replace", daemon=True).start()
+
     def lost(self, attachment: Attachment) -> None:
-        """The store said that this attachment is gone for good: attach anew, with fresh memory.
+        """This attachment is of no more use: attach anew, with fresh memory.
 
         What was handed out of the old memory stays valid.
         """
@@ -91,7 +122,7 @@ class Attacher:
             if self.current is not None:
                 self.last_error = None
                 return
-            self._closing.wait(RETRY_SECONDS)
+            self._closing.wait(RETRY_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
 
     def _try(self) -> None:
         store = self._attach()
@@ -105,6 +136,7 @@ class Attacher:
             if self._closing.is_set():
                 store.close()
                 raise LifecycleError("closed while attaching")
+            self._attached_at = time.monotonic()
             self.current = Attachment(store, pool)
         _log.info("attached to the store as %s", store.kind)
 

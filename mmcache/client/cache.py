@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import torch
 
@@ -42,6 +43,7 @@ from mmcache.store.base import Store
 from mmcache.store.mooncake import MooncakeStore
 
 _log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 DEFAULT_OBJECT_BYTES = 1 << 20
 """Where neither name nor scope was seen before, a read first tries with a block of this size."""
@@ -339,6 +341,24 @@ class MMCache:
             found = computation.run_alone(keys)
         return [found[key] for key in keys]
 
+    # For the asyncio client, which is a part of this one
+
+    def _late(self, counter: str, results: list[_Result]) -> list[_Result]:
+        """The results of a call that could not begin before its deadline, counted; with `strict`, DeadlineExceeded."""
+        self._counters.add(counter, len(results), reason="deadline")
+        self._complain("deadline")
+        return results
+
+    def _computed(
+        self, keys: Sequence[EmbeddingKey], values: Sequence[Encoded], meta: Mapping[str, object] | None
+    ) -> list[Embedding]:
+        """What the caller computed for itself, checked as if it were to be published."""
+        self._counters.add("computed", len(keys))
+        return [
+            self._publisher.prepare(_unnamed(key), value, meta=meta).as_embedding()
+            for key, value in zip(keys, values, strict=True)
+        ]
+
     # The client itself
 
     def stats(self) -> dict[str, float]:
@@ -402,7 +422,7 @@ class MMCache:
         raise StoreUnavailable(f"the store's read failed: {reason}")
 
 
-def _nameless(key: EmbeddingKey) -> NamedKey:
+def _unnamed(key: EmbeddingKey) -> NamedKey:
     """A key whose name cannot be known now, for checking what was to be published under it."""
     return NamedKey.of(key, "unknown", 0)
 

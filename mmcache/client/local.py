@@ -45,7 +45,7 @@ def embedding_from(
 ) -> Embedding:
     """Tensors over a ready entry that is held for this call; the hold passes to them.
 
-    Raises CorruptEntry when the entry is not what its reader expects.
+    Raises CorruptEntry when the entry is not what its reader expects, or holds a dtype that this torch lacks.
     """
     header: EntryHeader = entry.value  # type: ignore[assignment]
     try:
@@ -62,6 +62,8 @@ def embedding_from(
             )
             for spec in header.tensors
         }
+    except InvalidEntry as error:
+        raise CorruptEntry("unsupported", str(error)) from error
     finally:
         pool.unhold(entry.block)
     return Embedding(key, tensors, header.meta, source)

@@ -204,7 +204,8 @@ class Publisher:
             blocks = pool.allocate_many([item.object_bytes for item in copied], deadline=deadline)
         except PoolExhausted as error:
             for block in in_place.values():
-                self._end_in_place(pool, block)
+                self._in_place.pop(block.address, None)
+                pool.unhold(block)
             if error.fits or len(items) == 1:
                 results.update((item.name, dropped("no_memory")) for item in items)
                 return
@@ -219,7 +220,7 @@ class Publisher:
                 _fill(pool, item)
         except BaseException:  # a device's error in the middle of a copy, say: nothing was sent
             for item in staged:
-                self._end_staged(pool, item, base.PutResult(Outcome.FAILED))
+                self._end_staged(attachment, item, base.PutResult(Outcome.FAILED))
             raise
         if staged:
             self._put(attachment, staged, results, deadline)
@@ -228,7 +229,6 @@ class Publisher:
         self, attachment: Attachment, staged: list[_Staged], results: dict[str, PutResult], deadline: float
     ) -> None:
         """Put filled blocks: one hand-off to an I/O thread."""
-        store, pool = attachment
         names = [item.publication.name for item in staged]
         sizes = [item.publication.object_bytes for item in staged]
         addresses = [item.block.address for item in staged]
@@ -236,11 +236,13 @@ class Publisher:
         def dispose(landed: list[base.PutResult] | None, began: bool) -> None:
             unknown = base.PutResult(Outcome.FAILED, settled=not began)
             for number, item in enumerate(staged):
-                self._end_staged(pool, item, landed[number] if landed is not None else unknown)
+                self._end_staged(attachment, item, landed[number] if landed is not None else unknown)
 
         try:
             landed = self._io.perform(
-                lambda: store.put_from(names, addresses, sizes, deadline=deadline), deadline=deadline, dispose=dispose
+                lambda: attachment.store.put_from(names, addresses, sizes, deadline=deadline),
+                deadline=deadline,
+                dispose=dispose,
             )
         except DeadlineExceeded:
             results.update((name, dropped("deadline")) for name in names)
@@ -249,19 +251,16 @@ class Publisher:
         for name, result in zip(names, landed, strict=True):
             results[name] = STORED if result.outcome is Outcome.OK else dropped(result.outcome.value)
 
-    def _end_staged(self, pool: RegisteredPool, item: _Staged, result: base.PutResult) -> None:
+    def _end_staged(self, attachment: Attachment, item: _Staged, result: base.PutResult) -> None:
         """The put has ended, or never will: the block becomes a local entry, goes back, or is never used again."""
-        if not result.settled:
-            pool.quarantine(item.block)
-        if item.in_place:
-            self._end_in_place(pool, item.block)
-        elif not result.settled:
-            return
-        elif result.outcome is Outcome.OK and self._local_entries:
-            publication = item.publication
-            pool.unhold(pool.keep(publication.name, item.block, publication.header).block)
+        publication, block, in_place = item
+        if in_place:
+            self._in_place.pop(block.address, None)
+        if result.outcome is Outcome.OK and result.settled and self._local_entries and not in_place:
+            pool = attachment.pool
+            pool.unhold(pool.keep(publication.name, block, publication.header).block)
         else:
-            pool.release(item.block)
+            self._attacher.give_back(attachment, block, settled=result.settled)
 
     def _commit(self, stored: list[Publication], results: dict[str, PutResult], deadline: float) -> None:
         if not stored:
@@ -296,10 +295,6 @@ class Publisher:
             return None
         pool.hold(block)
         return block
-
-    def _end_in_place(self, pool: RegisteredPool, block: Block) -> None:
-        self._in_place.pop(block.address, None)
-        pool.unhold(block)
 
 
 def _fill(pool: RegisteredPool, staged: _Staged) -> None:
@@ -336,10 +331,11 @@ def _readable_as_bytes(name: str, tensor: object) -> torch.Tensor:
 
 
 def _all_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether every floating-point value is finite; other dtypes always are."""
+    """Whether every floating-point value is finite; other dtypes always are, and float4 has no others."""
     for tensor in tensors:
-        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-            wide = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no isfinite
-            if not bool(torch.isfinite(wide).all()):
-                return False
+        if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex) or "float4" in str(tensor.dtype):
+            continue
+        wide = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no isfinite
+        if not bool(torch.isfinite(wide).all()):
+            return False
     return True

@@ -29,7 +29,7 @@ from mmcache.errors import (
 from mmcache.key import EmbeddingKey
 from mmcache.memory.pool import Block, RegisteredPool
 from mmcache.metrics import Counters, Latency
-from mmcache.store.base import Outcome, ReadResult, Store
+from mmcache.store.base import Outcome, ReadResult
 
 ABSENT = "absent"
 """The one reason for a miss that is no failure."""
@@ -242,18 +242,17 @@ class Reader:
 
     def _read_into(self, attachment: Attachment, wanted: list[NamedKey], blocks: list[Block], batch: ReadBatch) -> None:
         """Read each object into its block; those larger than that once more, now that their size is known."""
-        store, pool = attachment
         try:
-            results = self._transfer(store, pool, wanted, blocks, batch.deadline)
+            results = self._transfer(attachment, wanted, blocks, batch.deadline)
         except DeadlineExceeded:
             batch.miss(wanted, "deadline")
             return
         larger: list[NamedKey] = []
         for item, block, result in zip(wanted, blocks, results, strict=True):
             if result.outcome is Outcome.OK:
-                self._accept(pool, item, block, result.nbytes, batch)
+                self._accept(attachment.pool, item, block, result.nbytes, batch)
                 continue
-            _give_back(pool, block, result)
+            self._attacher.give_back(attachment, block, settled=result.settled)
             if result.outcome is not Outcome.TOO_SMALL:
                 batch.missing[item.name] = ABSENT if result.outcome is Outcome.NOT_FOUND else result.outcome.value
             elif batch.expect is not None:
@@ -267,12 +266,7 @@ class Reader:
             self._read_sized(attachment, larger, batch)
 
     def _transfer(
-        self,
-        store: Store,
-        pool: RegisteredPool,
-        wanted: list[NamedKey],
-        blocks: list[Block],
-        deadline: float,
+        self, attachment: Attachment, wanted: list[NamedKey], blocks: list[Block], deadline: float
     ) -> list[ReadResult]:
         """One hand-off to an I/O thread. Short of a result, the blocks are given back when the transfer has ended."""
         names = [item.name for item in wanted]
@@ -280,12 +274,14 @@ class Reader:
         sizes = [block.nbytes for block in blocks]
 
         def dispose(results: list[ReadResult] | None, began: bool) -> None:
-            unknown = ReadResult(Outcome.FAILED, settled=not began)
             for number, block in enumerate(blocks):
-                _give_back(pool, block, results[number] if results is not None else unknown)
+                settled = results[number].settled if results is not None else not began
+                self._attacher.give_back(attachment, block, settled=settled)
 
         return self._io.perform(
-            lambda: store.read_into(names, addresses, sizes, deadline=deadline), deadline=deadline, dispose=dispose
+            lambda: attachment.store.read_into(names, addresses, sizes, deadline=deadline),
+            deadline=deadline,
+            dispose=dispose,
         )
 
     def _accept(self, pool: RegisteredPool, item: NamedKey, block: Block, nbytes: int, batch: ReadBatch) -> None:
@@ -311,10 +307,3 @@ class Reader:
         batch.found[item.name] = embedding
         self._counters.add("hit", reason="store")
         self._counters.add("bytes_read", nbytes)
-
-
-def _give_back(pool: RegisteredPool, block: Block, result: ReadResult) -> None:
-    if result.settled:
-        pool.release(block)
-    else:
-        pool.quarantine(block)

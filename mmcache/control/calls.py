@@ -78,8 +78,6 @@ class Acquisition(Call[Answer]):
         """One for each key, in order. A token in it stands for that claim in this channel and is never used again."""
         self.lost = False
         """Whether the session ended meanwhile, and with it all waits and claims."""
-        self.lost_claims: set[int] = set()
-        """Tokens of claims that ended without us: another may be computing the same."""
         self.wait_until = time.monotonic() + wait_s
         self.renew_for_s = renew_for_s
         self._check = check
@@ -87,11 +85,6 @@ class Acquisition(Call[Answer]):
         self._left = False
         self._waiting = 0
         self._resolved: deque[tuple[int, Resolution]] = deque()
-
-    @property
-    def waiting(self) -> int:
-        """How many waits have not ended."""
-        return self._waiting
 
     def resolutions(self, deadline: float) -> list[tuple[int, Resolution]]:
         """Wait until some of the waits end; returns pairs of the key's index and its result.

@@ -143,10 +143,6 @@ class ControlChannel:
         """Give up claims. Does not wait; tokens that are no live claims of this session are ignored."""
         self._tell(functools.partial(self._link.exchange.abort, list(tokens), reason))
 
-    def release(self, tokens: Sequence[int]) -> None:
-        """Renew these claims no longer, and say nothing: each ends by its deadline."""
-        self._tell(functools.partial(self._link.exchange.release, list(tokens)))
-
     def report(self, entries: Sequence[tuple[EmbeddingKey, int]]) -> None:
         """Tell of entries that the directory promised, with the promise's revision, and that cannot be read.
 

@@ -78,10 +78,9 @@ class HeldClaims:
         return [claim.token for claim in self._claims.values() if claim.renew_until > now]
 
     def lost(self, tokens: Iterable[int]) -> int:
-        """The controller does not have these any more: their owners are told. Returns how many were still held."""
+        """The controller does not have these any more. Returns how many were still held."""
         numbers = [number for token in tokens if (number := self._by_token.get(token)) is not None]
         for number in numbers:
-            self._claims[number].owner.lost_claims.add(number)
             self.end(number)
         return len(numbers)
 

@@ -141,11 +141,6 @@ class Exchange:
         """Give up claims. Those that are not held any more need no message."""
         self._give_back([token for number in tokens if (token := self._claims.end(number))], reason)
 
-    def release(self, tokens: Sequence[int]) -> None:
-        """Renew these no longer, and say nothing."""
-        for number in tokens:
-            self._claims.end(number)
-
     def report(self, batches: Sequence[list[Missing]]) -> None:
         """Tell of entries that the directory promised and that are not there."""
         if self._session is not None:

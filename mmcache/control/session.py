@@ -54,11 +54,8 @@ class SessionView(NamedTuple):
     term: int
     session: int
     lineage: str
-    ttl_s: float
     lease_s: float
     """The store's read lease."""
-    hold_s: float
-    """How long the store holds a dead writer's name."""
     head: int
     """Newest number of the invalidation sequence that the controller named; all up to it are applied."""
     fresh_until: float
@@ -245,9 +242,7 @@ class Session:
             term=welcome.term,
             session=welcome.session,
             lineage=welcome.lineage,
-            ttl_s=self._ttl,
             lease_s=welcome.lease_ms / 1000,
-            hold_s=welcome.hold_ms / 1000,
             head=welcome.head,
             fresh_until=self._fresh_until,
         )

@@ -35,10 +35,6 @@ class Directory:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def entry(self, name: bytes) -> Entry | None:
-        """What is known of a name."""
-        return self._entries.get(name)
-
     def find(self, name: bytes) -> Hit | None:
         """The answer to whoever asks for a name."""
         entry = self._entries.get(name)

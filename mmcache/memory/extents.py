@@ -39,11 +39,6 @@ class ExtentAllocator:
         """Free bytes, in however many extents."""
         return self._available
 
-    @property
-    def largest(self) -> int:
-        """Bytes of the largest free extent, 0 when there is none."""
-        return self._by_size[-1][0] if self._by_size else 0
-
     def reserved(self, nbytes: int) -> int:
         """The bytes that an extent for `nbytes` takes up."""
         if nbytes <= 0:

@@ -82,6 +82,11 @@ class RegisteredPool:
         """Bytes that blocks can take up in all, quarantined ones included."""
         return self._extents.capacity
 
+    @property
+    def quarantined(self) -> int:
+        """Bytes that are never used again."""
+        return self._quarantined_bytes
+
     # ---- allocation
 
     def allocate(self, nbytes: int, *, deadline: float) -> Block:

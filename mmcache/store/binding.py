@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import time
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from mmcache.errors import StoreUnavailable
 from mmcache.store.launch import mooncake_environment, mooncake_folder
@@ -54,9 +54,6 @@ class Binding(Protocol):
 
     def get_size(self, name: str, /) -> int:
         """Bytes or a code; takes a lease."""
-
-    def batch_get_replica_desc(self, names: list[str], /) -> dict[str, list[Any]]:
-        """Where the objects are; always empty on an attached client."""
 
     def close(self) -> int:
         """End it. Holds the GIL for about a second."""

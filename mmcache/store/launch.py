@@ -56,8 +56,6 @@ class Segment(msgspec.Struct, frozen=True):
     segment_name: str
     """What `ReplicateConfig.preferred_segment` takes."""
     size_bytes: int
-    allocator_used_bytes: int = 0
-    status: str = ""
 
 
 class _Segments(msgspec.Struct):

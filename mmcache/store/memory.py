@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import threading
 import time
 from collections.abc import Callable, Sequence
 
-from mmcache.errors import StoreUnavailable
 from mmcache.store.base import Outcome, PutResult, ReadResult, Region, Store
 from mmcache.store.batches import check_batch, check_names
 from mmcache.store.lifecycle import CallGate
-
-_own_regions: list[mmap.mmap] = []
-"""Mapped while the process lives, for tensors that are still held."""
+from mmcache.store.mapping import kept, map_region
 
 
 class MemoryWorld:
@@ -104,12 +100,8 @@ class MemoryStore(Store):
         if nbytes <= 0:
             raise ValueError(f"a region has at least one byte, not {nbytes}")
         with self._gate:
-            try:
-                memory = mmap.mmap(-1, nbytes)
-            except (OSError, OverflowError) as error:
-                raise StoreUnavailable(f"no {nbytes} bytes of memory: {error}") from error
-            region = Region(ctypes.addressof(ctypes.c_char.from_buffer(memory)), nbytes)
-            _own_regions.append(memory)
+            region, memory = map_region(nbytes)
+            kept.append(memory)
             self._regions.append(region)
             return region
 

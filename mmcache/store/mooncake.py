@@ -9,21 +9,21 @@ What a put or a read may do to memory after it failed is in `outcomes.has_settle
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal, NamedTuple
 
+from mmcache.config import StoreSettings
 from mmcache.errors import ConfigError, StoreUnavailable
 from mmcache.store.base import Outcome, PutResult, ReadResult, Region, Store
 from mmcache.store.batches import MAX_OBJECTS_UNDER_WAY, ObjectLimiter, check_batch, check_names, chunks
 from mmcache.store.binding import Binding, attach_to_sidecar, end, set_up_embedded
 from mmcache.store.launch import rpc_answers
 from mmcache.store.lifecycle import CallGate
+from mmcache.store.mapping import kept, map_region
 from mmcache.store.outcomes import UNAVAILABLE_CODES, has_settled, outcome_of
 
 _logger = logging.getLogger(__name__)
@@ -39,8 +39,6 @@ _PROBE_TIMEOUT_S: Final = 0.5
 _PROBE_NAME: Final = "mmc1.probe"
 
 _limiter = ObjectLimiter(MAX_OBJECTS_UNDER_WAY)
-_own_regions: list[mmap.mmap] = []
-"""Memory registered by embedded clients; mapped while the process lives, for tensors that are still held."""
 
 
 class _Answer(NamedTuple):
@@ -132,21 +130,35 @@ class MooncakeStore(Store):
         )
         return cls(client, kind="embedded", peers=(master,), lease_s=lease_s)
 
+    @classmethod
+    def from_settings(cls, settings: StoreSettings, *, region_bytes: int, timeout: float) -> MooncakeStore:
+        """Attach as `settings` say; see `attach`."""
+        return cls.attach(
+            master=settings.master,
+            sidecar=settings.sidecar,
+            attach=settings.attach,
+            metadata=settings.metadata,
+            protocol=settings.protocol,
+            devices=settings.devices,
+            hostname=settings.hostname,
+            lease_s=settings.lease,
+            region_bytes=region_bytes,
+            timeout=timeout,
+        )
+
     def allocate_region(self, nbytes: int) -> Region:
         """See `Store`. With a sidecar it is memory shared with that process, else ours, registered with the store."""
         if nbytes <= 0:
             raise ValueError(f"a region has at least one byte, not {nbytes}")
         with self._calls():
             if self._sidecar:
-                address = self._binding.alloc_from_mem_pool(nbytes)
+                region = Region(self._binding.alloc_from_mem_pool(nbytes), nbytes)
             else:
-                memory = _map_memory(nbytes)
-                address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-            if not address or self._binding.register_buffer(address, nbytes) != 0:
+                region, memory = map_region(nbytes)
+            if not region.address or self._binding.register_buffer(*region) != 0:
                 raise StoreUnavailable(f"no {nbytes} bytes of memory could be had and registered with the store")
             if not self._sidecar:
-                _own_regions.append(memory)
-            region = Region(address, nbytes)
+                kept.append(memory)
             self._regions.append(region)
             return region
 
@@ -364,10 +376,3 @@ class MooncakeStore(Store):
 def _now() -> float:
     # Leases go on while this machine is suspended, and so does this clock.
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _map_memory(nbytes: int) -> mmap.mmap:
-    try:
-        return mmap.mmap(-1, nbytes)
-    except (OSError, OverflowError) as error:
-        raise StoreUnavailable(f"no {nbytes} bytes of memory: {error}") from error

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from up_process import PARTS, mmcache, runs, wait_until
+from cluster import wait_until
+from up_process import PARTS, mmcache, runs
 
 
 @pytest.mark.parametrize("part", PARTS)

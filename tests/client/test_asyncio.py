@@ -11,6 +11,7 @@ import torch
 from serving import Serving, key_of
 
 from mmcache import AsyncMMCache, EmbeddingKey, MMCache
+from mmcache.client.aio import MAX_COMPUTATIONS
 
 
 def test_it_has_the_same_names_and_arguments_as_the_other_client() -> None:
@@ -93,3 +94,50 @@ def test_a_cancelled_computation_gives_its_claim_up(serving: Serving) -> None:
             assert other.source == "computed"
 
     asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_reads_keep_their_deadline_while_very_many_computations_wait(serving: Serving) -> None:
+    async def run() -> None:
+        async with await AsyncMMCache.connect(serving.config) as cache:
+            go_on = asyncio.Event()
+
+            async def encode() -> torch.Tensor:
+                await go_on.wait()
+                return torch.ones(1)
+
+            tasks = [
+                asyncio.create_task(cache.get_or_compute(key_of(f"aio-busy-{number}"), encode)) for number in range(100)
+            ]
+            while cache.stats().get("miss.absent", 0) < MAX_COMPUTATIONS:
+                await asyncio.sleep(0.01)
+            assert await asyncio.wait_for(cache.get(key_of("aio-not-there"), timeout=1.0), 5.0) is None
+            assert cache.stats().get("miss.deadline", 0) == 0
+            go_on.set()
+            assert len(await asyncio.gather(*tasks)) == 100
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_computations_that_compute_end_even_when_all_threads_are_taken(serving: Serving) -> None:
+    async def run() -> None:
+        async with await AsyncMMCache.connect(serving.config, wait_timeout="500ms") as cache:
+            begun = 0
+
+            async def inner() -> torch.Tensor:
+                return torch.ones(1)
+
+            async def outer(number: int) -> torch.Tensor:
+                nonlocal begun
+                begun += 1
+                while begun < MAX_COMPUTATIONS:  # all of them hold a thread before the first computes further
+                    await asyncio.sleep(0.01)
+                return (await cache.get_or_compute(key_of(f"aio-inner-{number}"), inner)).tensor
+
+            tasks = [
+                cache.get_or_compute(key_of(f"aio-outer-{number}"), lambda number=number: outer(number))
+                for number in range(MAX_COMPUTATIONS)
+            ]
+            for embedding in await asyncio.gather(*tasks):
+                assert embedding.tensor.item() == 1.0
+
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -55,7 +55,6 @@ def test_variables_that_kubernetes_makes_of_service_names_are_not_settings():
     environ = {
         "MMCACHE_CONTROLLER_PORT": "tcp://10.0.0.7:7710",
         "MMCACHE_STORE_SERVICE_HOST": "10.0.0.8",
-        "MMCACHE_SIDECAR__PORT": "1",
     }
     assert load(environ=environ) == Settings()
 
@@ -89,6 +88,11 @@ def test_an_unknown_setting_is_refused_in_the_environment_and_among_arguments():
     message = refused(environ={"MMCACHE_STORE__MASTRE": "a:1"})
     assert "environment variable MMCACHE_STORE__MASTRE: unknown setting store.mastre" in message
     assert "did you mean store.master?" in message
+    message = refused(environ={"MMCACHE_CLEINT__READ_TIMEOUT": "1s"})
+    assert message == (
+        "environment variable MMCACHE_CLEINT__READ_TIMEOUT: unknown setting cleint.read_timeout; "
+        "did you mean client.read_timeout?"
+    )
     assert refused(overrides={"client.pool": 1}).startswith("argument: unknown setting client.pool")
     assert refused(overrides={"nonsense": 1}).startswith("argument: unknown setting nonsense")
 
@@ -209,6 +213,6 @@ def test_ipv6_endpoints_are_written_in_brackets(write):
 
 
 def test_an_environment_without_settings_keeps_all_else():
-    ours = {"MMCACHE_CONFIG": "a.yaml", "MMCACHE_STORE__MASTER": "a:1", "MMCACHE_CLIENT__TYPO": "1"}
+    ours = {"MMCACHE_CONFIG": "a.yaml", "MMCACHE_STORE__MASTER": "a:1", "MMCACHE_CLIENT__TYPO": "1", "MMCACHE_A__B": ""}
     others = {"PATH": "/bin", "MMCACHE_STORE_PORT": "1"}
     assert without_settings({**ours, **others}) == others

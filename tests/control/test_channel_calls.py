@@ -156,7 +156,6 @@ def test_without_a_session_calls_fail_at_once_and_say_why(staged: Stage) -> None
             call()
     staged.channel.abort([1], AbortReason.FAILED)
     staged.channel.report([(key("a"), 1)])
-    staged.channel.release([1])
     assert staged.controller.receive(patience_s=0.05) is None
 
 

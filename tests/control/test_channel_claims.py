@@ -71,12 +71,10 @@ def test_answers_and_resolutions_carry_the_index_of_their_key(staged: Stage) -> 
     staged.controller.answer(Acquired, request.request, [HIT, Waiting(), Waiting(), Unclaimed("full")])
     acquisition = acquiring.result()
     assert acquisition.answers == [HIT, Waiting(), Waiting(), Unclaimed("full")]
-    assert acquisition.waiting == 2
     staged.controller.answer(Resolved, request.request, [(2, HIT)])
     assert acquisition.resolutions(soon()) == [(1, HIT)]
     staged.controller.answer(Resolved, request.request, [(1, Unclaimed("no_room"))])
     assert acquisition.resolutions(soon()) == [(2, Unclaimed("no_room"))]
-    assert acquisition.waiting == 0
     assert acquisition.resolutions(soon()) == [], "waited though nothing does any more"
     acquisition.leave()
     assert nothing_is_sent(staged.controller)
@@ -191,20 +189,27 @@ def test_an_acquire_of_the_wrong_length_gives_its_grants_back(staged: Stage) -> 
     assert staged.controller.expect_abort().tokens == [5, 6]
 
 
-def test_claims_are_renewed_until_they_are_committed(staged: Stage) -> None:
+def test_claims_are_renewed_until_they_are_committed_or_lost(staged: Stage) -> None:
     acquisition, _ = acquire(staged, granted(5, 300), granted(6, 300))
     for _ in range(2):
         renew = staged.controller.expect(Renew)
         assert renew.tokens == [5, 6]
         staged.controller.answer(Renewed, renew.request, 300, [])
-    staged.channel.release([acquisition.answers[0].token])
-    while (renew := staged.controller.expect(Renew)).tokens == [5, 6]:
+    first, second = (answer.token for answer in acquisition.answers)
+    committing = staged.call(
+        staged.channel.commit, [CommitEntry(key("hash0"), 0, first, 1, 1.0, b"")], deadline=soon()
+    )
+    while isinstance(message := staged.controller.receive(), Renew):
         pass
+    assert isinstance(message, Commit)
+    staged.controller.answer(Committed, message.request, [CommitStatus.STORED])
+    committing.result()
+    renew = staged.controller.expect(Renew)
     assert renew.tokens == [6]
     staged.controller.answer(Renewed, renew.request, 300, [6])
     wait_until_applied(staged)
-    assert acquisition.lost_claims == {acquisition.answers[1].token}
-    assert staged.controller.receive(patience_s=0.3) is None, "a lost claim was renewed"
+    staged.channel.abort([second], AbortReason.FAILED)
+    assert staged.controller.receive(patience_s=0.3) is None, "a lost claim was renewed, or given up"
     assert not acquisition.lost
 
 

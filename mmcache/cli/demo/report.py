@@ -8,6 +8,7 @@ import msgspec
 from rich.table import Table
 
 from mmcache.cli.demo.protocol import Served, Source
+from mmcache.metrics import nearest_rank
 
 
 class Reads(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,11 +60,7 @@ def latency(milliseconds: Sequence[float]) -> Latency:
     if not milliseconds:
         return Latency(count=0, p50_ms=None, p99_ms=None)
     ordered = sorted(milliseconds)
-
-    def rank(percent: int) -> float:
-        return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
-
-    return Latency(count=len(ordered), p50_ms=rank(50), p99_ms=rank(99))
+    return Latency(count=len(ordered), p50_ms=nearest_rank(ordered, 50), p99_ms=nearest_rank(ordered, 99))
 
 
 def count_reads(answers: Sequence[Served], counters: Sequence[Mapping[str, int]]) -> Reads:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ from typing import IO, Final, NamedTuple, cast
 
 import msgspec
 
-from mmcache.cli import tether
+from mmcache.cli.child import Child
 from mmcache.cli.demo.errors import DemoError
 from mmcache.cli.demo.protocol import Answer, Command, Finished, decode_answer, encode_line
 from mmcache.config import without_settings
@@ -24,7 +23,6 @@ from mmcache.config import without_settings
 STOP_S: Final = 10.0
 """A worker that has not ended this long after SIGTERM is killed."""
 _CHECK_S: Final = 1.0
-_TAIL_BYTES: Final = 4000
 _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",  # the demo downloads nothing
     "MKL_NUM_THREADS": "1",
@@ -33,62 +31,29 @@ _ENVIRONMENT: Final = {
 }
 
 
-class Worker:
-    """One process. It is tied to the main thread, which must start it, and dies with it.
+class Worker(Child):
+    """One process, which takes commands on stdin and answers on stdout."""
 
-    It leads a session of its own, so that Ctrl-C reaches the parent alone. Its stderr is a log.
-    """
-
-    def __init__(self, name: str, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> None:
-        self.name = name
-        self._log = log
-        with log.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                cwd=log.parent,  # not where the user happens to be: `python -m` looks for modules there first
-                env=dict(environment),
-                start_new_session=True,
-            )
+    def __init__(self, name: str, command: Sequence[str], *, directory: Path, environment: Mapping[str, str]) -> None:
+        super().__init__(name, command, directory=directory, environment=environment, pipes=True)
         self.commands = cast(IO[bytes], self._process.stdin)
         self.answers = cast(IO[bytes], self._process.stdout)
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    def terminate(self) -> None:
-        """Ask it to end; idempotent."""
-        self._process.terminate()
-
     def stop(self) -> None:
         """Wait until it has ended, and end it if that takes too long; idempotent."""
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._wait()
+        self.kill()
         with contextlib.suppress(OSError):  # a command that never left its buffer
             self.commands.close()
 
     def ended(self, doing: str) -> DemoError:
         """What to raise when it stopped answering."""
+        self._wait()
+        return DemoError(f"{self.name} closed its pipe and {self.describe_end()} {doing}:\n{self.log_tail()}")
+
+    def _wait(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_S)
-        code = self._process.returncode
-        how = "closed its pipe" if code is None else f"ended with status {code}"
-        if code is not None and code < 0:
-            how = f"was ended by {signal.Signals(-code).name}"
-        return DemoError(f"{self.name} {how} {doing}:\n{self.log_tail()}")
-
-    def log_tail(self) -> str:
-        """The end of its log."""
-        with self._log.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            return log.read().decode(errors="replace").strip() or "(its log is empty)"
 
 
 class _Said(NamedTuple):
@@ -115,8 +80,8 @@ class Workers:
     def start(self, name: str, arguments: Sequence[str]) -> Worker:
         """Runs `mmcache.cli.demo.worker` with these arguments."""
         command = [sys.executable, "-m", "mmcache.cli.demo.worker", *arguments]
-        log = self._directory / f"{name}.log"
-        worker = Worker(name, command, log=log, environment={**without_settings(os.environ), **_ENVIRONMENT})
+        environment = {**without_settings(os.environ), **_ENVIRONMENT}
+        worker = Worker(name, command, directory=self._directory, environment=environment)
         self._workers[name] = worker
         reader = threading.Thread(target=self._read, args=(worker,), name=f"read-{name}", daemon=True)
         self._readers.append(reader)
