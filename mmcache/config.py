@@ -163,6 +163,7 @@ def load(
     *,
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, object] | None = None,
+    overridden_by: str = "argument",
 ) -> Settings:
     """The settings of a file, the environment and arguments, in rising precedence.
 
@@ -170,46 +171,64 @@ def load(
         path: the YAML file; None: the one that `MMCACHE_CONFIG` names, or none.
         environ: None: `os.environ`.
         overrides: by dotted name, such as `{"client.read_timeout": 1.0}`.
+        overridden_by: where those come from, for messages.
 
     Raises:
         ConfigError: a setting is unknown, given twice, ill-typed or out of bounds, or the file cannot be read.
     """
     environ = os.environ if environ is None else environ
-    if path is None:
-        path = environ.get(CONFIG_VARIABLE) or None
+    named_by = ""
+    if path is None and (path := environ.get(CONFIG_VARIABLE) or None):
+        named_by = f" ({CONFIG_VARIABLE})"
     values: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+    places: dict[str, str] = {}
     for assignments in (
-        () if path is None else _from_file(Path(path)),
+        () if path is None else _from_file(Path(path), named_by),
         _from_environment(environ),
-        (_Assignment(name, value, "argument") for name, value in (overrides or {}).items()),
+        (_Assignment(name, value, overridden_by) for name, value in (overrides or {}).items()),
     ):
-        for name, value in _checked(assignments):
+        for name, value, where in _checked(assignments):
             section, _, setting = name.partition(".")
             values[section][setting] = value
+            places[name] = where
+    try:
+        store = StoreSettings(**values["store"])
+    except ConfigError as error:  # each value is possible in itself, but not this attachment without an address
+        raise ConfigError(f"{places['store.attach']}: {error}") from error
     return Settings(
-        store=StoreSettings(**values["store"]),
+        store=store,
         control=ControlSettings(**values["control"]),
         client=ClientSettings(**values["client"]),
         controller=ControllerSettings(**values["controller"]),
     )
 
 
-def _checked(assignments: Iterable[_Assignment]) -> Iterator[tuple[str, object]]:
+def _checked(assignments: Iterable[_Assignment]) -> Iterator[tuple[str, object, str]]:
+    """Name, normalised value and place of each."""
     for name, value, where, in_environment in assignments:
         kind = _kinds_by_name().get(name)
         if kind is None:
             raise ConfigError(f"{where}: unknown setting {name}{_did_you_mean(name)}")
         try:
-            yield name, kind.check_text(str(value)) if in_environment else kind.check(value)
+            yield name, kind.check_text(str(value)) if in_environment else kind.check(value), where
         except BadValue as error:
             raise ConfigError(f"{where}: {name} {error}") from error
 
 
 def _did_you_mean(name: str) -> str:
-    known = _kinds_by_name()
-    matches = [full for full in known if full.partition(".")[2] == name]  # its section was left out
-    matches = matches or difflib.get_close_matches(name[:128], (*known, *_SECTIONS), n=1, cutoff=0.7)
+    section, _, setting = name[:128].rpartition(".")
+    known = [full.split(".") for full in _kinds_by_name()]
+    matches = [f"{home}.{one}" for home, one in known if one == setting]  # its section is wrong, or was left out
+    if not matches and not section:
+        matches = _close(setting, _SECTIONS)
+    elif not matches:
+        for near in _close(section, _SECTIONS):
+            matches = [f"{near}.{one}" for one in _close(setting, [one for home, one in known if home == near])]
     return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def _close(word: str, words: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(word, list(words), n=1, cutoff=0.7)
 
 
 def _setting_of(variable: str) -> str | None:
@@ -227,8 +246,8 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[_Assignment]:
             yield _Assignment(name, environ[variable], f"environment variable {variable}", in_environment=True)
 
 
-def _from_file(path: Path) -> Iterator[_Assignment]:
-    root = _compose(path)
+def _from_file(path: Path, named_by: str) -> Iterator[_Assignment]:
+    root = _compose(path, named_by)
     for section, settings, where in _entries(path, root, prefix=""):
         if section not in _SECTIONS:
             raise ConfigError(f"{where}: unknown setting {section}{_did_you_mean(section)}")
@@ -236,13 +255,13 @@ def _from_file(path: Path) -> Iterator[_Assignment]:
             yield _Assignment(name, _plain_value(node, f"{line}: {name}"), line)
 
 
-def _compose(path: Path) -> yaml.Node | None:
+def _compose(path: Path, named_by: str) -> yaml.Node | None:
     """The file's YAML nodes, which know their lines; None: it is empty."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"{path}{named_by}: cannot be read: {error.strerror or error}") from error
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES:,} bytes")
     try:

@@ -27,8 +27,8 @@ CORRUPT_REASONS = frozenset(
 class CorruptEntry(MMCacheError):
     """Bytes under one of our names are not the entry that they should be.
 
-    `reason` is a short word for counters: one of `CORRUPT_REASONS`; or, of an entry that is sound, `unexpected` where it
-    has not the shapes and dtypes that its reader asked for, `unsupported` where its reader's torch lacks a dtype.
+    `reason` is a short word for counters: one of `CORRUPT_REASONS`; or, of an entry that is sound, `unexpected` where
+    it has not the shapes and dtypes that its reader asked for, `unsupported` where its reader's torch lacks a dtype.
     """
 
     def __init__(self, reason: str, detail: str) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import http.client
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from cluster import MooncakeProcesses, Owner, free_port, wait_until
+from cluster import NO_VARIABLES, MooncakeProcesses, Owner, free_port, wait_until
 
 from mmcache import EmbeddingKey, MMCache
+from mmcache.key import store_name
+from mmcache.store.base import Outcome, Store
 from mmcache.store.launch import port_answers
 
 WORKER = Path(__file__).parent / "client" / "worker.py"
@@ -20,6 +26,41 @@ WORKER = Path(__file__).parent / "client" / "worker.py"
 
 def key_of(number: int | str, **fields: str) -> EmbeddingKey:
     return EmbeddingKey(**{"model": "encoder", "version": "1", "mm_hash": f"item-{number}", **fields})
+
+
+def store_of(cache: MMCache) -> Store:
+    """The store that a cache is attached to, for tests that read it raw, or replace one of its methods."""
+    return cache._attacher.require().store
+
+
+def name_of(cache: MMCache, key: EmbeddingKey) -> str:
+    """The name that an entry has in the store now."""
+    view = cache._channel.fresh()
+    assert view is not None
+    return store_name(key, lineage=view.lineage, generation=0)
+
+
+def plant(cache: MMCache, key: EmbeddingKey, content: bytes | bytearray) -> None:
+    """Put any bytes at all under an entry's name; no controller hears of it."""
+    store, pool = cache._attacher.require()
+    block = pool.allocate(len(content), deadline=0.0)
+    ctypes.memmove(block.address, bytes(content), len(content))
+    [result] = store.put_from([name_of(cache, key)], [block.address], [len(content)], deadline=1e12)
+    assert result.outcome is Outcome.OK
+    pool.release(block)
+
+
+def raw_object(cache: MMCache, key: EmbeddingKey) -> bytes:
+    """All bytes of an entry's object, as the store has them."""
+    store, pool = cache._attacher.require()
+    [nbytes] = store.sizes([name_of(cache, key)], deadline=1e12)
+    assert nbytes is not None
+    block = pool.allocate(nbytes, deadline=0.0)
+    [result] = store.read_into([name_of(cache, key)], [block.address], [nbytes], deadline=1e12)
+    assert result.outcome is Outcome.OK
+    content = ctypes.string_at(block.address, nbytes)
+    pool.release(block)
+    return content
 
 
 class Controller:
@@ -58,25 +99,47 @@ class Controller:
 
 
 class Serving:
-    """A master, an owner that is the sidecar, and a controller; a context manager that ends them all."""
+    """A master, an owner that is the sidecar, and a controller; a context manager that ends them all.
 
-    def __init__(self, *, segment_bytes: int = 256 << 20, session_ttl: float = 2.0, claim_timeout: float = 3.0) -> None:
+    Args:
+        segment_bytes: what the sidecar lends.
+        remote_bytes: what `remote` lends, an owner that no client attaches to; 0: there is none.
+        lease_ms: the store's read lease.
+        environment: for the sidecar, besides this process's.
+    """
+
+    remote: Owner
+    """Only with `remote_bytes`."""
+
+    def __init__(
+        self,
+        *,
+        segment_bytes: int = 256 << 20,
+        remote_bytes: int = 0,
+        lease_ms: int = 10_000,
+        environment: Mapping[str, str] = NO_VARIABLES,
+        session_ttl: float = 2.0,
+        claim_timeout: float = 3.0,
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="mmcache-test-")
         self.folder = Path(self._folder.name)
         self.store = MooncakeProcesses()
-        self.store.start_master()
-        self.sidecar: Owner = self.store.start_owner(segment_bytes)
+        self.store.start_master(lease_ms=lease_ms)
+        self.sidecar: Owner = self.store.start_owner(segment_bytes, environment=environment)
+        if remote_bytes:
+            self.remote = self.store.start_owner(remote_bytes)
         self.controller = Controller(self.folder, free_port(), session_ttl=session_ttl, claim_timeout=claim_timeout)
         self.config = self.write_config("client.yaml")
         self._caches: list[MMCache] = []
         self._workers: list[Worker] = []
 
-    def write_config(self, name: str, *, sidecar: str | None = None) -> Path:
+    def write_config(self, name: str, **store: str) -> Path:
+        """A client's configuration; `store` overrides settings of that section."""
         path = self.folder / name
         path.write_text(
             json.dumps(
                 {
-                    "store": {"master": self.store.master.address, "sidecar": sidecar or self.sidecar.address},
+                    "store": {"master": self.store.master.address, "sidecar": self.sidecar.address, **store},
                     "control": {"address": self.controller.address},
                     "client": {"pool_bytes": "32MiB"},
                 }
@@ -84,15 +147,25 @@ class Serving:
         )
         return path
 
-    def connect(self, config: Path | None = None, **client: Any) -> MMCache:
+    def connect(self, config: Path | None = None, *, attach: str = "auto", **client: Any) -> MMCache:
+        """A cache that this cluster closes, attached to its store in one way (`auto`: as `config` says)."""
+        if config is None and attach != "auto":
+            config = self.write_config(f"client-{attach}.yaml", attach=attach)
         cache = MMCache.connect(config or self.config, **client)
         self._caches.append(cache)
+        assert attach == "auto" or store_of(cache).kind == attach
         return cache
 
     def start_worker(self, task: str, *, attach: str = "auto", **arguments: Any) -> Worker:
         worker = Worker(self.config, task, attach, arguments)
         self._workers.append(worker)
         return worker
+
+    def is_in_progress(self, name: str) -> bool:
+        """Whether somebody's put of this name has begun and not ended, dead or alive."""
+        with closing(http.client.HTTPConnection(self.store.metrics, timeout=5)) as connection:
+            connection.request("GET", f"/batch_query_keys?keys={name}")
+            return b"REPLICA_IS_NOT_READY" in connection.getresponse().read()
 
     def __enter__(self) -> Serving:
         return self

@@ -19,6 +19,7 @@ from mmcache.cli.ports import LOOPBACK, Ports
 from mmcache.cli.signals import STOPS, Signals
 from mmcache.cli.state_directory import write_whole
 from mmcache.config import ControlSettings, Settings, StoreSettings, to_yaml, without_settings
+from mmcache.errors import ConfigError
 from mmcache.store.launch import (
     master_command,
     master_is_ready,
@@ -57,7 +58,7 @@ class Cluster:
     """The processes of one cluster; a context manager that ends them all on every path.
 
     Args:
-        settings: what clients and the controller shall use; the addresses in it are replaced.
+        settings: what clients and the controller shall use; the addresses in it are replaced. See `check_settings`.
         directory: where `client.yaml` and each part's log go; an absolute path.
         segment_bytes: memory that the owner lends to the store.
         ports: all of them chosen.
@@ -213,11 +214,18 @@ class Cluster:
             child.kill()
 
 
+def check_settings(settings: Settings) -> None:
+    """Refuse settings of a store that spans machines. Raises ConfigError."""
+    for name in ("metadata", "protocol", "devices", "hostname"):
+        value, ours = getattr(settings.store, name), getattr(StoreSettings(), name)
+        if value != ours:
+            raise ConfigError(f"store.{name} is {value!r}: a cluster on this machine alone has {ours!r}; leave it out")
+
+
 def _at(addresses: Addresses, settings: Settings) -> Settings:
-    """The settings with the addresses, and what else of the store is given, on this machine."""
-    store = settings.store
+    """The settings with the cluster's own addresses."""
     return Settings(
-        store=StoreSettings(master=addresses.master, sidecar=addresses.sidecar, attach=store.attach, lease=store.lease),
+        store=msgspec.structs.replace(settings.store, master=addresses.master, sidecar=addresses.sidecar),
         control=ControlSettings(address=addresses.control),
         client=settings.client,
         controller=msgspec.structs.replace(settings.controller, bind=addresses.control),

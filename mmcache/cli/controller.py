@@ -14,10 +14,17 @@ from mmcache.config import Settings, load
 
 def controller(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Settings. Default: the file that MMCACHE_CONFIG names.")
+        Path | None,
+        typer.Option(
+            "--config", "-c", metavar="FILE", help="Settings. Default: the file that MMCACHE_CONFIG names, or none."
+        ),
     ] = None,
     bind: Annotated[
-        str | None, typer.Option(help="Where to listen, such as tcp://127.0.0.1:7710. Default: controller.bind.")
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Where to listen, such as tcp://127.0.0.1:7710. Default: the setting controller.bind.",
+        ),
     ] = None,
 ) -> None:
     """Run the controller: who computes, what exists, who is there.
@@ -25,7 +32,8 @@ def controller(
     Ends with Ctrl-C or SIGTERM. Whoever reaches its port can speak to it: keep it on loopback or a trusted network.
     """
     with reported("controller"):
-        settings = load(config, overrides={} if bind is None else {"controller.bind": bind})
+        overrides = {} if bind is None else {"controller.bind": bind}
+        settings = load(config, overrides=overrides, overridden_by="--bind")
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         _serve(settings)
 

@@ -11,7 +11,12 @@ from mmcache.cli.controller import controller
 from mmcache.cli.demo.command import demo
 from mmcache.cli.up import up
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # in 80 columns its tables leave the text a third of the line
+)
 app.command()(up)
 app.command()(controller)
 app.command()(demo)

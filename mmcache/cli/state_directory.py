@@ -27,12 +27,14 @@ class StateDirectory:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
+        self.path = Path(os.path.realpath(path))
 
     def __enter__(self) -> StateDirectory:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileExistsError as error:
+            raise ClusterError(f"state directory {self.path} is not a directory") from error
         except OSError as error:
             raise ClusterError(f"state directory {self.path} cannot be used: {error.strerror}") from error
         try:

@@ -7,12 +7,13 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final, cast
+from typing import Annotated, Any, Final, cast
 
+import psutil
 import typer
 from rich.console import Console
 
-from mmcache.cli.cluster import Cluster, StopRequested
+from mmcache.cli.cluster import Cluster, StopRequested, check_settings
 from mmcache.cli.errors import ClusterError, PartEnded, reported
 from mmcache.cli.ports import Ports
 from mmcache.cli.signals import Signals
@@ -24,29 +25,48 @@ from mmcache.setting_kinds import BadValue, Size
 _PORT_TRIES: Final = 5
 """Fresh sets of free ports, when another process takes one before its part does."""
 _SEGMENT: Final = Size(least=16 << 20)
-_Port = Annotated[int, typer.Option(min=0, max=65_535, help="0: any that is free.", show_default=False)]
+
+
+def _port(whose: str) -> Any:
+    return typer.Option(min=0, max=65_535, metavar="PORT", help=f"{whose}; 0: a free one.", show_default=False)
 
 
 def up(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Settings for the controller and clients; addresses are ours.")
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="Settings for the controller and clients. Addresses in it are replaced.",
+        ),
     ] = None,
     state_dir: Annotated[
-        Path | None, typer.Option(help="For client.yaml and logs. Default: mmcache below XDG_STATE_HOME.")
+        Path | None,
+        typer.Option(metavar="DIRECTORY", help="For client.yaml and logs. Default: mmcache below XDG_STATE_HOME."),
     ] = None,
-    segment: Annotated[str, typer.Option(help="Memory lent to the store, such as 4GiB.")] = "512MiB",
+    segment: Annotated[str, typer.Option(metavar="SIZE", help="Memory lent to the store.")] = "512MiB",
     ready_file: Annotated[
-        Path | None, typer.Option(help="Is there, as JSON with addresses and pids, while everything can serve.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Is there, as JSON with addresses and pids, while everything can serve."),
     ] = None,
-    master_port: _Port = 0,
-    metrics_port: _Port = 0,
-    owner_port: _Port = 0,
-    control_port: _Port = 0,
+    master_port: Annotated[int, _port("The master's")] = 0,
+    metrics_port: Annotated[int, _port("The master's for HTTP")] = 0,
+    owner_port: Annotated[int, _port("The owner's")] = 0,
+    control_port: Annotated[int, _port("The controller's")] = 0,
 ) -> None:
-    """Start a cluster on this machine: a Mooncake master, an owner of memory, and the controller.
+    """Start a cluster on this machine: master, memory, controller.
 
-    It listens on loopback, writes client.yaml (for MMCache.connect or MMCACHE_CONFIG) into its state directory, and
-    ends with Ctrl-C. Nothing is restarted: when a part ends by itself, the others are ended too and the status is 1.
+    A Mooncake master, an owner of memory, and the controller listen on loopback until Ctrl-C. The state directory gets
+    client.yaml, for MMCache.connect or MMCACHE_CONFIG. Nothing is restarted: when a part ends by itself, the others are
+    ended too and the status is 1.
+
+    Settings come from --config and, overriding it, from MMCACHE_<SECTION>__<SETTING> in the environment. MMCACHE_CONFIG
+    is for clients and not read here. Those of a store that spans machines (store.metadata, protocol, devices, hostname)
+    are refused.
+
+    Ports are free ones, others at each start, unless they are given. With --master-port, --owner-port and
+    --control-port fixed, clients that keep running come back after a restart of this command.
     """
     asked = Ports(master=master_port, metrics=metrics_port, owner=owner_port, control=control_port)
     with reported("up"):
@@ -68,14 +88,20 @@ def up(
 
 def _settings(config: Path | None) -> Settings:
     # MMCACHE_CONFIG is for clients: it may well name the file that we are about to write.
-    return load(config, environ={name: value for name, value in os.environ.items() if name != CONFIG_VARIABLE})
+    settings = load(config, environ={name: value for name, value in os.environ.items() if name != CONFIG_VARIABLE})
+    check_settings(settings)
+    return settings
 
 
 def _segment_bytes(text: str) -> int:
     try:
-        return cast(int, _SEGMENT.check_text(text))
+        nbytes = cast(int, _SEGMENT.check_text(text))
     except BadValue as error:
         raise ConfigError(f"--segment {error}") from error
+    available = psutil.virtual_memory().available  # the owner's memory is anonymous: /dev/shm does not count
+    if nbytes > available:
+        raise ConfigError(f"--segment {text} is more than the {available / 2**30:.1f} GiB of memory that are available")
+    return nbytes
 
 
 def start_cluster(settings: Settings, directory: Path, segment_bytes: int, asked: Ports, signals: Signals) -> Cluster:
@@ -104,8 +130,11 @@ def start_cluster(settings: Settings, directory: Path, segment_bytes: int, asked
 
 def _prepare(ready_file: Path) -> None:
     """Remove what an earlier run that was killed left, and refuse early what could not be written later."""
-    if not ready_file.absolute().parent.is_dir():
-        raise ClusterError(f"the ready file's directory {ready_file.absolute().parent} is not there")
+    directory = ready_file.parent.resolve()
+    if not directory.is_dir():
+        raise ClusterError(f"the ready file's directory {directory} is not there")
+    if ready_file.is_dir():
+        raise ClusterError(f"the ready file {directory / ready_file.name} is a directory")
     remove(ready_file)
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
 from mmcache.client.cache import MMCache
+from mmcache.client.calls import IoThreads, Overloaded
 from mmcache.client.local import Like
 from mmcache.client.publish import Encoded, dropped
 from mmcache.client.results import Embedding, EntryInfo, PutResult
@@ -27,6 +28,7 @@ MAX_COMPUTATIONS: Final = 64
 """`get_or_compute` calls under way at once. They wait for other processes, so they have threads of their own."""
 _GRACE_SECONDS: Final = 0.1
 """A call that runs ends by its own deadline; it is left this much later, in case it does not."""
+_CLOSE_SECONDS: Final = 2.0
 
 
 class AsyncMMCache:
@@ -38,8 +40,8 @@ class AsyncMMCache:
     def __init__(self, cache: MMCache) -> None:
         """Wrap a connected cache, which `close` then closes."""
         self._cache = cache
-        self._calls = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="mmcache-call")
-        self._computations = ThreadPoolExecutor(MAX_COMPUTATIONS, thread_name_prefix="mmcache-compute")
+        self._calls = IoThreads(MAX_CALLS, name="mmcache-call")
+        self._computations = IoThreads(MAX_COMPUTATIONS, name="mmcache-compute")
         self._computing = asyncio.Semaphore(MAX_COMPUTATIONS)
 
     @classmethod
@@ -50,9 +52,10 @@ class AsyncMMCache:
     async def _call(self, function: Callable[[float], _Result], timeout: float, late: Callable[[], _Result]) -> _Result:
         """Run `function(seconds left)` on a thread; one that gets no thread in time ends as `late()`."""
         deadline = time.monotonic() + timeout
-        work = asyncio.get_running_loop().run_in_executor(
-            self._calls, lambda: function(max(0.0, deadline - time.monotonic()))
-        )
+        try:
+            work = _on(self._calls, lambda: function(max(0.0, deadline - time.monotonic())))
+        except Overloaded:
+            return late()
         await asyncio.wait({work}, timeout=timeout + _GRACE_SECONDS)
         if work.done():
             return work.result()
@@ -168,6 +171,8 @@ class AsyncMMCache:
                 running.discard(task)
 
         def on_loop(some: Sequence[EmbeddingKey]) -> Sequence[Encoded]:
+            if cancelled:
+                raise asyncio.CancelledError
             return asyncio.run_coroutine_threadsafe(run(some), loop).result()
 
         try:
@@ -176,7 +181,7 @@ class AsyncMMCache:
             # So many wait for each other already (computations that compute, perhaps): the cache must not stop them.
             alone = await self._compute_alone(list(dict.fromkeys(keys)), compute, batch, meta)
             return [alone[key] for key in keys]
-        work = loop.run_in_executor(
+        work = _on(
             self._computations,
             lambda: self._cache.get_or_compute_many(keys, on_loop, batch=batch, like=like, meta=meta, timeout=timeout),
         )
@@ -208,9 +213,13 @@ class AsyncMMCache:
 
     async def close(self) -> None:
         """See `MMCache.close`."""
-        await asyncio.to_thread(self._cache.close)
-        self._calls.shutdown(wait=False, cancel_futures=True)
-        self._computations.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._cache.close()  # ends what the threads wait for
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        self._calls.close(deadline)
+        self._computations.close(deadline)
 
     async def __aenter__(self) -> AsyncMMCache:
         return self
@@ -219,6 +228,30 @@ class AsyncMMCache:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _on(threads: IoThreads, function: Callable[[], _Result]) -> asyncio.Future[_Result]:
+    """Run a function on one of these threads; raises Overloaded or LifecycleError if it cannot be queued."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_Result] = loop.create_future()
+
+    def end(setter: Callable[[Any], None], outcome: object) -> None:
+        if not future.done():
+            setter(outcome)
+
+    def run() -> None:
+        if future.cancelled():
+            return
+        ending: Callable[[], None]
+        try:
+            ending = functools.partial(end, future.set_result, function())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the future is awaited
+            ending = functools.partial(end, future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+            loop.call_soon_threadsafe(ending)
+
+    threads.submit(run)
+    return future
 
 
 async def _awaited(

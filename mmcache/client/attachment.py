@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from mmcache.client.calls import Overloaded
 from mmcache.errors import LifecycleError, MMCacheError, StoreUnavailable
 from mmcache.memory.pool import Block, RegisteredPool
 from mmcache.metrics import Counters
@@ -20,6 +21,8 @@ RETRY_SECONDS = 2.0
 """Between tries to attach, give or take half of it, so that a fleet does not try in step."""
 SHORTEST_LIFE_SECONDS = 30.0
 """An attachment is not replaced for its quarantined memory before that: each leaves its memory behind."""
+MAX_REPLACEMENTS = 8
+"""Most attachments that are replaced for their quarantined memory in the life of a cache, for the same reason."""
 
 
 class Attachment(NamedTuple):
@@ -46,6 +49,7 @@ class Attacher:
         self._thread: threading.Thread | None = None
         self._attached_at = 0.0
         self._worn_out: Attachment | None = None
+        self._replacements = 0
         self.current: Attachment | None = None
         self.last_error: MMCacheError | None = None
 
@@ -76,9 +80,10 @@ class Attacher:
         if pool.quarantined * 4 <= pool.capacity:
             return
         with self._lock:
-            if self._worn_out is attachment:
+            if self._worn_out is attachment or self._replacements >= MAX_REPLACEMENTS:
                 return
             self._worn_out = attachment
+            self._replacements += 1
             patience = self._attached_at + SHORTEST_LIFE_SECONDS - time.monotonic()
 
         def replace() -> None:
@@ -86,6 +91,15 @@ class Attacher:
                 self.lost(attachment)
 
         threading.Thread(target=replace, name="mmcache-replace", daemon=True).start()
+
+    def failed(self, attachment: Attachment, error: MMCacheError) -> None:
+        """A call through this attachment failed; if it is of no more use, attach anew.
+
+        It still is when the call was only not queued, or was refused because it is being closed or replaced already.
+        """
+        gone = isinstance(error, StoreUnavailable) and not isinstance(error, Overloaded)
+        if gone or attachment.pool.broken:
+            self.lost(attachment)
 
     def lost(self, attachment: Attachment) -> None:
         """This attachment is of no more use: attach anew, with fresh memory.

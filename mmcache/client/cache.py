@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import logging
 import os
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +34,7 @@ from mmcache.errors import (
     CorruptEntry,
     DeadlineExceeded,
     EntryDropped,
-    InvalidEntry,
+    InvalidKey,
     LifecycleError,
     MMCacheError,
     PoolExhausted,
@@ -43,7 +46,9 @@ from mmcache.store.base import Store
 from mmcache.store.mooncake import MooncakeStore
 
 _log = logging.getLogger(__name__)
+_open: weakref.WeakSet[MMCache] = weakref.WeakSet()
 _Result = TypeVar("_Result")
+_LONGEST_TIMEOUT_S = 86_400.0
 
 DEFAULT_OBJECT_BYTES = 1 << 20
 """Where neither name nor scope was seen before, a read first tries with a block of this size."""
@@ -85,8 +90,12 @@ class MMCache:
             producer=name,
             local_entries=client.local_entries,
             check_finite=client.check_finite,
+            damaged=self._reader.damaged,
         )
-        self._end = weakref.finalize(self, _end_parts, self._process, self._channel, self._attacher, self._io)
+        parts = (self._process, self._channel, self._attacher, self._io)
+        self._end = functools.partial(_end_parts, *parts)
+        weakref.finalize(self, _end_unattended, *parts).atexit = False
+        _open.add(self)
 
     @classmethod
     def connect(cls, path: str | Path | None = None, **client: object) -> MMCache:
@@ -144,6 +153,7 @@ class MMCache:
             timeout: seconds; `client.read_timeout` by default.
         """
         self._check_usable()
+        _check_keys(keys)
         expect = Expectation(like) if like is not None else None
         deadline = self._deadline(timeout, self._settings.client.read_timeout)
         wanted = self._reader.wanted(keys)
@@ -169,6 +179,7 @@ class MMCache:
     def lookup(self, keys: Sequence[EmbeddingKey], *, timeout: float | None = None) -> list[EntryInfo | None]:
         """What the controller knows of entries, without reading or claiming them; None where it knows nothing."""
         self._check_usable()
+        _check_keys(keys)
         try:
             hits = self._channel.lookup(keys, deadline=self._deadline(timeout, self._settings.client.read_timeout))
         except MMCacheError as error:
@@ -193,19 +204,20 @@ class MMCache:
     def empty(self, shape: Iterable[int], dtype: torch.dtype = torch.float32, *, timeout: float = 0.0) -> torch.Tensor:
         """An uninitialised tensor in registered memory: encode into it, and publishing it copies nothing.
 
-        It is an ordinary tensor on the CPU and may outlive the cache. Do not write to it while a put of it runs. When
-        the pool has no room within `timeout` seconds, or there is no store, it is an ordinary tensor outside the pool
-        (counted); `strict=True` raises PoolExhausted or StoreUnavailable.
+        It is an ordinary tensor on the CPU and may outlive the cache. Do not write to it while a put of it runs, nor
+        ever after one that was dropped with `deadline`: the store may still be reading it. When the pool has no room
+        within `timeout` seconds, or there is no store, it is an ordinary tensor outside the pool (counted);
+        `strict=True` raises PoolExhausted or StoreUnavailable.
         """
         self._check_usable()
         size = tuple(shape)
         try:
-            return self._publisher.empty(size, dtype, deadline=time.monotonic() + timeout)
-        except (PoolExhausted, StoreUnavailable) as error:
+            return self._publisher.empty(size, dtype, deadline=self._deadline(timeout, 0.0))
+        except (PoolExhausted, StoreUnavailable, LifecycleError) as error:
             self._counters.add("empty_outside_pool", reason=type(error).__name__)
             if self._settings.client.strict:
                 raise
-            return torch.empty(size, dtype=dtype)
+            return torch.empty(size, dtype=dtype, device="cpu")
 
     def put(
         self,
@@ -243,6 +255,7 @@ class MMCache:
         deadline = self._deadline(timeout, self._settings.client.publish_timeout)
         pairs = list(entries)
         keys = [key for key, _ in pairs]
+        _check_keys(keys)
         targets = self._reader.wanted(keys)
         publications = [
             self._publisher.prepare(target, encoded, meta=meta, cost_ms=cost_ms)
@@ -262,10 +275,9 @@ class MMCache:
             except Exception as error:  # noqa: BLE001 - no fault of the cache may reach an engine; counted and logged
                 self._survive(error)
                 results = [dropped("failed")] * len(distinct)
-        if self._settings.client.strict:
-            for item, result in zip(distinct.values(), results, strict=True):
-                if not result.readable:
-                    raise EntryDropped(result.reason, f"{item.target.key} was not published")
+        for result in results:
+            if not result.readable:
+                self._complain(result.reason, publishing=True)
         by_name = dict(zip(distinct, results, strict=True))
         return [
             DUPLICATE if by_name[item.name].readable and item is not distinct[item.name] else by_name[item.name]
@@ -312,13 +324,14 @@ class MMCache:
             Whatever `compute` raises; its claims then pass to others. InvalidEntry: it returned no embedding.
         """
         self._check_usable()
+        _check_keys(keys)
         if batch < 1:
             raise ValueError(f"batch must be at least 1, not {batch}")
         client = self._settings.client
         timeouts = Timeouts(
             client.read_timeout,
             client.publish_timeout,
-            client.wait_timeout if timeout is None else timeout,
+            self._deadline(timeout, client.wait_timeout) - time.monotonic(),
             client.compute_timeout,
         )
         computation = Computation(
@@ -331,11 +344,12 @@ class MMCache:
             batch=batch,
             expect=Expectation(like) if like is not None else None,
             meta=meta,
+            on_failure=self._complain,
         )
         try:
             found = computation.run(keys)
         except Exception as error:
-            if error is computation.callers_error or isinstance(error, InvalidEntry):
+            if error is computation.callers_error:
                 raise
             self._survive(error)
             found = computation.run_alone(keys)
@@ -381,6 +395,7 @@ class MMCache:
     def close(self) -> None:
         """End the session and detach from the store. Idempotent. Tensors that were handed out stay valid."""
         self._closed = True
+        _open.discard(self)
         self._end()
 
     def __enter__(self) -> MMCache:
@@ -399,27 +414,38 @@ class MMCache:
 
     @staticmethod
     def _deadline(timeout: float | None, default: float) -> float:
-        return time.monotonic() + (default if timeout is None else timeout)
+        seconds = default if timeout is None else timeout
+        if not seconds >= 0.0:
+            raise ValueError(f"timeout must be a number of seconds from 0 up, not {timeout!r}")
+        return time.monotonic() + min(seconds, _LONGEST_TIMEOUT_S)
 
     def _survive(self, error: Exception) -> None:
-        self._counters.add("internal_error", reason=type(error).__name__)
-        _log.exception("mmcache failed; the call ends as a miss")
         if self._settings.client.strict:
             raise error
+        self._counters.add("internal_error", reason=type(error).__name__)
+        _log.exception("mmcache failed; the call ends as a miss")
 
-    def _complain(self, reason: str) -> None:
-        """With `strict`, raise for a miss that is a failure."""
+    def _complain(self, reason: str, publishing: bool = False) -> None:
+        """With `strict`, raise for a miss or a drop that is a failure."""
         if not self._settings.client.strict or reason == ABSENT:
             return
+        if publishing:
+            raise EntryDropped(reason, "an embedding was not published")
         if reason == "not_fresh":
             raise ControllerUnavailable("no fresh session with the controller")
         if reason == "deadline":
-            raise DeadlineExceeded("the store did not answer in time")
+            raise DeadlineExceeded("no answer in time")
         if reason in ("no_memory", "larger_than_pool"):
-            raise PoolExhausted(reason, fits=reason == "no_memory")
-        if reason == "unexpected" or reason in CORRUPT_REASONS:
+            raise PoolExhausted(f"no block for what was to be read ({reason})", fits=reason == "no_memory")
+        if reason in CORRUPT_REASONS or reason in ("unexpected", "unsupported"):
             raise CorruptEntry(reason, "the entry under this name cannot be used")
-        raise StoreUnavailable(f"the store's read failed: {reason}")
+        raise StoreUnavailable(f"the store could not serve: {reason}")
+
+
+def _check_keys(keys: Sequence[EmbeddingKey]) -> None:
+    for key in keys:
+        if not isinstance(key, EmbeddingKey):
+            raise InvalidKey(f"a key must be an EmbeddingKey, not {type(key).__name__}")
 
 
 def _unnamed(key: EmbeddingKey) -> NamedKey:
@@ -451,3 +477,16 @@ def _end_parts(process: int, channel: ControlChannel, attacher: Attacher, io: Io
     deadline = time.monotonic() + 5.0
     attacher.close(deadline)
     io.close(deadline)
+
+
+def _end_unattended(process: int, channel: ControlChannel, attacher: Attacher, io: IoThreads) -> None:
+    """The end of a cache that was dropped and not closed. It may come in any thread, under any lock, so not here."""
+    arguments = (process, channel, attacher, io)
+    threading.Thread(target=_end_parts, args=arguments, name="mmcache-end", daemon=True).start()
+
+
+@atexit.register
+def _close_open_caches() -> None:
+    for cache in list(_open):
+        if cache._process == os.getpid():
+            cache.close()

@@ -74,26 +74,22 @@ class Call(Generic[_Result]):
 
 
 class IoThreads:
-    """A few daemon threads with a bounded queue: a call that hangs for ever must not keep the process from ending."""
+    """Up to `count` daemon threads with a bounded queue: a call that hangs must not keep the process from ending."""
 
-    def __init__(self, count: int, *, max_pending: int = 1024) -> None:
+    def __init__(self, count: int, *, name: str = "mmcache-io", max_pending: int = 1024) -> None:
         self._queue: SimpleQueue[Call[object] | None] = SimpleQueue()
+        self._count = count
+        self._name = name
         self._max_pending = max_pending
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._run, name=f"mmcache-io-{number}", daemon=True) for number in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._idle = threading.Semaphore(0)
+        self._starting = threading.Lock()
+        self._threads: list[threading.Thread] = []
 
     def submit(self, work: Callable[[], _Result]) -> Call[_Result]:
         """Queue work. Raises Overloaded when too much is queued already, LifecycleError after close."""
-        if self._closed:
-            raise LifecycleError("the cache is closed")
-        if self._queue.qsize() >= self._max_pending:
-            raise Overloaded(f"{self._max_pending} calls are waiting for the store already")
         call = Call(work)
-        self._queue.put(call)  # type: ignore[arg-type]
+        self._enqueue(call)
         return call
 
     def perform(
@@ -112,29 +108,45 @@ class IoThreads:
             DeadlineExceeded: the work goes on, or will be skipped.
             StoreUnavailable: refused before any transfer began. And whatever else the work raises.
         """
+        call = Call(work)
         try:
-            call = self.submit(work)
-        except BaseException:
-            dispose(None, False)
-            raise
-        try:
+            self._enqueue(call)
             return call.wait(deadline)
         except StoreUnavailable:
-            dispose(None, False)
+            call.abandon(lambda _result, _began: dispose(None, False))
             raise
-        except BaseException:
+        except BaseException:  # an interrupt, even: it may be queued, or running
             call.abandon(dispose)
             raise
+
+    def _enqueue(self, call: Call[_Result]) -> None:
+        if self._closed:
+            raise LifecycleError("the cache is closed")
+        if self._queue.qsize() >= self._max_pending:
+            raise Overloaded(f"{self._max_pending} calls are waiting for the store already")
+        self._queue.put(call)  # type: ignore[arg-type]
+        if not self._idle.acquire(blocking=False) and len(self._threads) < self._count:
+            self._start_thread()
+
+    def _start_thread(self) -> None:
+        with self._starting:
+            if len(self._threads) < self._count and not self._closed:
+                thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
 
     def _run(self) -> None:
         while (call := self._queue.get()) is not None:
             call.run()
+            self._idle.release()
 
     def close(self, deadline: float) -> bool:
         """Let the threads end; True if all did before the deadline."""
-        self._closed = True
-        for _ in self._threads:
+        with self._starting:
+            self._closed = True
+            threads = [thread for thread in self._threads if thread is not threading.current_thread()]
+        for _ in threads:
             self._queue.put(None)
-        for thread in self._threads:
+        for thread in threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        return not any(thread.is_alive() for thread in threads)

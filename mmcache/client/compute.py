@@ -7,6 +7,7 @@ one computation: the caller gets every embedding it asked for, unless its own fu
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from mmcache.client.publish import Encoded, Publication, Publisher
 from mmcache.client.reads import UNPUBLISHED, Reader
 from mmcache.client.results import Embedding, PutResult
 from mmcache.control.channel import Acquisition, ControlChannel
-from mmcache.control.messages import AbortReason, Granted, Hit, Unclaimed, Waiting
+from mmcache.control.messages import CLAIMED, AbortReason, Granted, Hit, Unclaimed, Waiting
 from mmcache.errors import ControllerUnavailable, DeadlineExceeded, InvalidEntry, LifecycleError
 from mmcache.key import EmbeddingKey
 from mmcache.metrics import Counters
@@ -25,6 +26,12 @@ ComputeMany = Callable[[Sequence[EmbeddingKey]], Sequence[Encoded]]
 
 _UNPUBLISHABLE = frozenset({"no_space", "quota", "no_memory", "larger_than_pool", "not_finite"})
 """Drops that would meet the next publisher as well, so that its waiting would be in vain."""
+
+
+_TRIES = 2
+"""How often an entry that the directory promises may fail to be delivered before it is computed without it."""
+_SHORTEST_WAIT_S = 0.001
+"""What a wait counts for at least, so that waits end."""
 
 
 class Timeouts(NamedTuple):
@@ -45,7 +52,12 @@ class _Task(NamedTuple):
 
 
 class Computation:
-    """One `get_or_compute_many`: owns its claims and waits, and gives all of them up when it ends."""
+    """One `get_or_compute_many`: owns its claims and waits, and gives all of them up when it ends.
+
+    Args:
+        on_failure: told the reason of each failure of the cache, and whether it was in publishing; what it raises ends
+            the computation.
+    """
 
     def __init__(
         self,
@@ -59,6 +71,7 @@ class Computation:
         batch: int,
         expect: Expectation | None,
         meta: Mapping[str, object] | None,
+        on_failure: Callable[[str, bool], None],
     ) -> None:
         self._reader = reader
         self._publisher = publisher
@@ -69,10 +82,13 @@ class Computation:
         self._batch = batch
         self._expect = expect
         self._meta = meta
+        self._on_failure = on_failure
+        self._patience = timeouts.wait
         self._found: dict[EmbeddingKey, Embedding] = {}
         self._claims: set[int] = set()
+        self._undelivered: Counter[str] = Counter()
         self.callers_error: BaseException | None = None
-        """What the caller's function raised, to tell it from a fault of the cache."""
+        """What the caller's function raised, or what is wrong with its output, to tell it from a fault of the cache."""
 
     def run(self, keys: Sequence[EmbeddingKey]) -> dict[EmbeddingKey, Embedding]:
         """An embedding for each distinct key. Raises what `compute` raises, or InvalidEntry for what it returns."""
@@ -80,19 +96,22 @@ class Computation:
         wanted = self._reader.wanted(distinct)
         if wanted is None:
             self._counters.add("miss", len(distinct), reason="not_fresh")
+            self._on_failure("not_fresh", False)
             return self.run_alone(distinct)
-        wait_until = time.monotonic() + self._timeouts.wait
-        unpublished = self._read(wanted)
-        if len(unpublished) > self._batch:
-            # Claim a batch at a time and come back for what others compute: those who ask for the same share the work.
-            unpublished = [
+        rest = self._read(wanted)
+        while rest:
+            # Without waiting, and a batch at a time: those who ask for the same share the work. Then wait for the rest.
+            rest = [
                 item
-                for start in range(0, len(unpublished), self._batch)
-                for item in self._acquire(unpublished[start : start + self._batch], wait_s=0.0)
+                for start in range(0, len(rest), self._batch)
+                for item in self._acquire(rest[start : start + self._batch], wait_s=0.0)
             ]
-        for _ in range(2):  # once more for what the directory promised and the store did not deliver
-            if unpublished:
-                unpublished = self._acquire(unpublished, wait_s=max(0.001, wait_until - time.monotonic()))
+            if not rest or self._patience <= 0.0:
+                break
+            rest = self._acquire(rest, wait_s=self._patience)
+        if rest:
+            self._counters.add("wait_failed", len(rest))
+            self._compute_all([_Task(item) for item in rest])
         return self.run_alone(distinct)
 
     def run_alone(self, keys: Sequence[EmbeddingKey]) -> dict[EmbeddingKey, Embedding]:
@@ -105,13 +124,13 @@ class Computation:
         """Read what can be read; returns what is not there. What is there but cannot be read is left for the end."""
         batch = self._reader.read(wanted, expect=self._expect, deadline=time.monotonic() + self._timeouts.read)
         self._found.update((embedding.key, embedding) for embedding in batch.found.values())
+        for reason in batch.missing.values():
+            if reason not in UNPUBLISHED:
+                self._on_failure(reason, False)
         return [item for item in wanted if batch.missing.get(item.name) in UNPUBLISHED]
 
     def _acquire(self, wanted: list[NamedKey], *, wait_s: float) -> list[NamedKey]:
-        """Claim, compute, wait; returns what to ask for again: what was promised and not delivered and, if there was no
-        time to wait, what is not to be had yet.
-        """
-        wait_until = time.monotonic() + wait_s
+        """Claim, compute, wait; returns what to ask for again."""
         try:
             acquisition = self._channel.acquire(
                 [item.key for item in wanted],
@@ -121,12 +140,13 @@ class Computation:
             )
         except (ControllerUnavailable, DeadlineExceeded, LifecycleError) as error:
             self._counters.add("acquire_failed", reason=type(error).__name__)
+            self._on_failure("deadline" if isinstance(error, DeadlineExceeded) else "not_fresh", False)
             return []
         failed = False
         with acquisition:
             self._claims = {answer.token for answer in acquisition.answers if isinstance(answer, Granted)}
             try:
-                return self._carry_out(wanted, acquisition, wait_until if wait_s else None)
+                return self._carry_out(wanted, acquisition)
             except BaseException:
                 failed = True
                 raise
@@ -135,32 +155,27 @@ class Computation:
                     self._channel.abort(sorted(self._claims), AbortReason.FAILED if failed else AbortReason.UNWANTED)
                     self._claims = set()
 
-    def _carry_out(self, wanted: list[NamedKey], acquisition: Acquisition, wait_until: float | None) -> list[NamedKey]:
+    def _carry_out(self, wanted: list[NamedKey], acquisition: Acquisition) -> list[NamedKey]:
         waiting = {i for i, answer in enumerate(acquisition.answers) if isinstance(answer, Waiting)}
-        undelivered = self._take(wanted, list(enumerate(acquisition.answers)))
-        unclaimed = [wanted[i] for i, answer in enumerate(acquisition.answers) if isinstance(answer, Unclaimed)]
-        if wait_until is None:
-            return undelivered + unclaimed
-        self._counters.add("unclaimed", len(unclaimed))
         self._counters.add("wait", len(waiting))
+        again = self._take(wanted, list(enumerate(acquisition.answers)))
         while waiting and not acquisition.lost:
-            resolved = acquisition.resolutions(wait_until)
+            started = time.monotonic()  # only what is spent on waiting counts, and not what is spent on computing
+            resolved = acquisition.resolutions(started + self._patience)
+            self._patience -= max(time.monotonic() - started, _SHORTEST_WAIT_S)
             if not resolved:
                 break
             waiting.difference_update(position for position, _ in resolved)
             self._claims.update(answer.token for _, answer in resolved if isinstance(answer, Granted))
-            undelivered += self._take(wanted, resolved)
-        if waiting:
-            acquisition.leave()
-            self._counters.add("wait_failed", len(waiting), reason="lost" if acquisition.lost else "deadline")
-            self._compute_all([_Task(wanted[position]) for position in sorted(waiting)])
-        return undelivered
+            again += self._take(wanted, resolved)
+        return again + [wanted[position] for position in sorted(waiting)]
 
     def _take(
         self, wanted: list[NamedKey], answers: Sequence[tuple[int, Hit | Granted | Waiting | Unclaimed]]
     ) -> list[NamedKey]:
-        """Compute what was granted, then read what others have; returns what they were said to have and have not."""
+        """Compute what was granted, then read what others have; returns what to ask for again."""
         tasks: list[_Task] = []
+        again: list[NamedKey] = []
         hits: dict[str, tuple[NamedKey, Hit]] = {}
         for position, answer in answers:
             item = wanted[position]
@@ -169,12 +184,17 @@ class Computation:
             elif isinstance(answer, Hit):
                 item = item.at(answer.generation, answer.nbytes)
                 hits[item.name] = (item, answer)
+            elif isinstance(answer, Unclaimed) and answer.reason == CLAIMED:
+                again.append(item)
+            elif isinstance(answer, Unclaimed):
+                self._counters.add("unclaimed")
         self._compute_all(tasks)
         undelivered = self._read([item for item, _ in hits.values()]) if hits else []
         if undelivered:
             self._counters.add("undelivered", len(undelivered))
+            self._undelivered.update(item.name for item in undelivered)
             self._channel.report([(item.key, hits[item.name][1].revision) for item in undelivered])
-        return [item.at(item.generation) for item in undelivered]
+        return again + [item.at(item.generation) for item in undelivered if self._undelivered[item.name] < _TRIES]
 
     def _compute_all(self, tasks: Sequence[_Task]) -> None:
         """Compute in batches, and publish each batch before the next, so that others wait no longer than they must."""
@@ -182,26 +202,33 @@ class Computation:
             self._compute_batch(tasks[start : start + self._batch])
 
     def _compute_batch(self, tasks: Sequence[_Task]) -> None:
-        keys = [task.wanted.key for task in tasks]
-        started = time.perf_counter()
         try:
-            values = list(self._compute(keys))
+            prepared = self._encode(tasks)
         except BaseException as error:
             self.callers_error = error
             raise
-        cost_ms = (time.perf_counter() - started) * 1000.0 / len(keys)
-        if len(values) != len(keys):
-            raise InvalidEntry(f"the function was given {len(keys)} keys and returned {len(values)} embeddings")
-        self._counters.add("computed", len(keys))
-        prepared = [
-            self._publisher.prepare(task.wanted, value, token=task.token, meta=self._meta, cost_ms=cost_ms)
-            for task, value in zip(tasks, values, strict=True)
-        ]
         self._found.update((item.target.key, item.as_embedding()) for item in prepared)
         publications = [item for item, task in zip(prepared, tasks, strict=True) if task.publish]
         if publications:
             results = self._publisher.publish(publications, deadline=time.monotonic() + self._timeouts.publish)
             self._settle_claims(publications, results)
+            for result in results:
+                if not result.readable:
+                    self._on_failure(result.reason, True)
+
+    def _encode(self, tasks: Sequence[_Task]) -> list[Publication]:
+        """Call the caller's function, and check what it returns."""
+        keys = [task.wanted.key for task in tasks]
+        started = time.perf_counter()
+        values = list(self._compute(keys))
+        cost_ms = (time.perf_counter() - started) * 1000.0 / len(keys)
+        if len(values) != len(keys):
+            raise InvalidEntry(f"the function was given {len(keys)} keys and returned {len(values)} embeddings")
+        self._counters.add("computed", len(keys))
+        return [
+            self._publisher.prepare(task.wanted, value, token=task.token, meta=self._meta, cost_ms=cost_ms)
+            for task, value in zip(tasks, values, strict=True)
+        ]
 
     def _settle_claims(self, publications: Sequence[Publication], results: Sequence[PutResult]) -> None:
         """A commit ended its claim; the claims of what was dropped are given up for the reason that it was dropped."""
@@ -217,4 +244,4 @@ def abort_reason(drop: str) -> AbortReason:
     """What a dropped publication means for those who wait for it."""
     if drop in _UNPUBLISHABLE:
         return AbortReason.NO_ROOM
-    return AbortReason.HELD if drop == "in_progress" else AbortReason.FAILED
+    return AbortReason.HELD if drop in ("in_progress", "damaged") else AbortReason.FAILED

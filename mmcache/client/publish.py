@@ -7,13 +7,13 @@ the reason in a word.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from mmcache.client.attachment import Attacher, Attachment
-from mmcache.client.calls import IoThreads, Overloaded
+from mmcache.client.calls import IoThreads
 from mmcache.client.names import NamedKey
 from mmcache.client.results import DEFAULT_TENSOR, Embedding, PutResult
 from mmcache.control.channel import CommitEntry, ControlChannel
@@ -101,6 +101,7 @@ class Publisher:
         producer: str,
         local_entries: bool,
         check_finite: bool,
+        damaged: MutableMapping[str, None],
     ) -> None:
         self._io = io
         self._channel = channel
@@ -109,6 +110,7 @@ class Publisher:
         self._producer = producer
         self._local_entries = local_entries
         self._check_finite = check_finite
+        self._damaged = damaged
         self._in_place: dict[int, object] = {}
         self.latency = Latency()
 
@@ -167,24 +169,61 @@ class Publisher:
         results: dict[str, PutResult] = {}
         attachment = self._attacher.current
         if attachment is not None:
-            sendable = [item for item in publications if self._sendable(attachment.pool, item, results)]
-            try:
-                # The controller must hear of what was put, so the put does not get all of the time.
-                self._fill_and_put(attachment, sendable, results, deadline - _commit_time(deadline))
-            except (Overloaded, LifecycleError):
-                pass  # not queued; or the cache is closed, or attached anew, by another thread
-            except StoreUnavailable:
-                self._attacher.lost(attachment)
+            self._put_and_commit(attachment, publications, results, deadline)
         for item in publications:
-            results.setdefault(item.name, dropped("unavailable"))
-        self._commit([item for item in publications if results[item.name].readable], results, deadline)
-        for item in publications:
-            result = results[item.name]
+            result = results.setdefault(item.name, dropped("unavailable"))
             self._counters.add("put", reason=result.reason or result.status)
             if result.readable:
                 self._counters.add("bytes_published", item.object_bytes)
         self.latency.add(time.perf_counter() - started)
         return [results[item.name] for item in publications]
+
+    def _put_and_commit(
+        self,
+        attachment: Attachment,
+        publications: Sequence[Publication],
+        results: dict[str, PutResult],
+        deadline: float,
+    ) -> None:
+        put: list[_Staged] = []
+        try:
+            sendable = [item for item in publications if self._sendable(attachment.pool, item, results)]
+            # The controller must hear of what was put, so the put does not get all of the time.
+            put_until = deadline - _commit_time(deadline)
+            try:
+                sendable = self._without_damaged(attachment, sendable, results, put_until)
+                self._fill_and_put(attachment, sendable, put, results, put_until)
+            except (StoreUnavailable, LifecycleError) as error:
+                self._attacher.failed(attachment, error)
+            self._commit([item for item in publications if results.get(item.name) == STORED], results, deadline)
+        finally:
+            for item in put:
+                self._end_put(attachment, item, results.get(item.publication.name))
+
+    def _without_damaged(
+        self, attachment: Attachment, items: list[Publication], results: dict[str, PutResult], deadline: float
+    ) -> list[Publication]:
+        """Make way where something else was read under an entry's name; drop what that still stands in the way of.
+
+        A put would not replace it, and say that it did. Its removal takes until no reader has a lease on it.
+        """
+        names = [item.name for item in items if item.name in self._damaged]
+        if not names:
+            return items
+        try:
+            outcomes = self._io.perform(
+                lambda: attachment.store.remove(names, deadline=deadline),
+                deadline=deadline,
+                dispose=lambda _outcomes, _began: None,
+            )
+        except DeadlineExceeded:
+            outcomes = [Outcome.TIMED_OUT] * len(names)
+        for name, outcome in zip(names, outcomes, strict=True):
+            if outcome in (Outcome.OK, Outcome.NOT_FOUND):
+                self._damaged.pop(name, None)
+            else:
+                results[name] = dropped("damaged")
+        return [item for item in items if item.name not in results]
 
     def _sendable(self, pool: RegisteredPool, item: Publication, results: dict[str, PutResult]) -> bool:
         if item.object_bytes > pool.capacity:
@@ -194,9 +233,17 @@ class Publisher:
         return item.name not in results
 
     def _fill_and_put(
-        self, attachment: Attachment, items: list[Publication], results: dict[str, PutResult], deadline: float
+        self,
+        attachment: Attachment,
+        items: list[Publication],
+        put: list[_Staged],
+        results: dict[str, PutResult],
+        deadline: float,
     ) -> None:
-        """Copy what is not in the pool already into blocks of it, and put all in one batch."""
+        """Copy what is not in the pool already into blocks of it, and put all in one batch.
+
+        What was put is added to `put`, for the caller to end once it is committed.
+        """
         pool = attachment.pool
         in_place = {item.name: block for item in items if (block := self._block_of(pool, item)) is not None}
         copied = [item for item in items if item.name not in in_place]
@@ -210,8 +257,11 @@ class Publisher:
                 results.update((item.name, dropped("no_memory")) for item in items)
                 return
             half = len(items) // 2  # published one after the other, halves fit where the whole did not
-            self._fill_and_put(attachment, items[:half], results, deadline)
-            self._fill_and_put(attachment, items[half:], results, deadline)
+            first: list[_Staged] = []
+            self._fill_and_put(attachment, items[:half], first, results, deadline)
+            for item in first:  # its room is needed for the others
+                self._end_put(attachment, item, None)
+            self._fill_and_put(attachment, items[half:], put, results, deadline)
             return
         by_name = dict(zip((item.name for item in copied), blocks, strict=True)) | in_place
         staged = [_Staged(item, by_name[item.name], item.name in in_place) for item in items]
@@ -220,23 +270,22 @@ class Publisher:
                 _fill(pool, item)
         except BaseException:  # a device's error in the middle of a copy, say: nothing was sent
             for item in staged:
-                self._end_staged(attachment, item, base.PutResult(Outcome.FAILED))
+                self._end_staged(attachment, item, settled=True)
             raise
         if staged:
-            self._put(attachment, staged, results, deadline)
+            put += self._put(attachment, staged, results, deadline)
 
     def _put(
         self, attachment: Attachment, staged: list[_Staged], results: dict[str, PutResult], deadline: float
-    ) -> None:
-        """Put filled blocks: one hand-off to an I/O thread."""
+    ) -> list[_Staged]:
+        """Put filled blocks: one hand-off to an I/O thread. Returns what the store has; the rest is ended."""
         names = [item.publication.name for item in staged]
         sizes = [item.publication.object_bytes for item in staged]
         addresses = [item.block.address for item in staged]
 
         def dispose(landed: list[base.PutResult] | None, began: bool) -> None:
-            unknown = base.PutResult(Outcome.FAILED, settled=not began)
             for number, item in enumerate(staged):
-                self._end_staged(attachment, item, landed[number] if landed is not None else unknown)
+                self._end_staged(attachment, item, settled=landed[number].settled if landed is not None else not began)
 
         try:
             landed = self._io.perform(
@@ -246,21 +295,31 @@ class Publisher:
             )
         except DeadlineExceeded:
             results.update((name, dropped("deadline")) for name in names)
-            return
-        dispose(landed, True)
-        for name, result in zip(names, landed, strict=True):
-            results[name] = STORED if result.outcome is Outcome.OK else dropped(result.outcome.value)
+            return []
+        put: list[_Staged] = []
+        for item, result in zip(staged, landed, strict=True):
+            if result.outcome is Outcome.OK:
+                results[item.publication.name] = STORED
+                put.append(item)
+            else:
+                results[item.publication.name] = dropped(result.outcome.value)
+                self._end_staged(attachment, item, settled=result.settled)
+        return put
 
-    def _end_staged(self, attachment: Attachment, item: _Staged, result: base.PutResult) -> None:
-        """The put has ended, or never will: the block becomes a local entry, goes back, or is never used again."""
+    def _end_staged(self, attachment: Attachment, item: _Staged, *, settled: bool) -> None:
+        """The block is not needed any more; unless it is settled, the store may yet read it."""
+        if item.in_place:
+            self._in_place.pop(item.block.address, None)
+        self._attacher.give_back(attachment, item.block, settled=settled)
+
+    def _end_put(self, attachment: Attachment, item: _Staged, result: PutResult | None) -> None:
+        """What the store took because of us becomes a local entry: under this name there are our bytes, no others."""
         publication, block, in_place = item
-        if in_place:
-            self._in_place.pop(block.address, None)
-        if result.outcome is Outcome.OK and result.settled and self._local_entries and not in_place:
+        if self._local_entries and not in_place and result == STORED:
             pool = attachment.pool
             pool.unhold(pool.keep(publication.name, block, publication.header).block)
         else:
-            self._attacher.give_back(attachment, block, settled=result.settled)
+            self._end_staged(attachment, item, settled=True)
 
     def _commit(self, stored: list[Publication], results: dict[str, PutResult], deadline: float) -> None:
         if not stored:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Literal
 
 from mmcache.client.attachment import Attacher, Attachment
-from mmcache.client.calls import IoThreads, Overloaded
+from mmcache.client.calls import IoThreads
 from mmcache.client.local import Expectation, ExpectedSizes, embedding_from
 from mmcache.client.names import NamedKey
 from mmcache.client.results import Embedding
@@ -33,6 +34,8 @@ from mmcache.store.base import Outcome, ReadResult
 
 ABSENT = "absent"
 """The one reason for a miss that is no failure."""
+
+MAX_DAMAGED = 1024
 
 UNPUBLISHED = frozenset({ABSENT, Outcome.IN_PROGRESS.value, *CORRUPT_REASONS})
 """Reasons that a publication would cure: nothing usable is under the name. For all others it may well be there."""
@@ -93,6 +96,8 @@ class Reader:
         self._sizes = ExpectedSizes(default_bytes=default_bytes)
         self._flights: dict[str, _Flight] = {}
         self._flights_lock = threading.Lock()
+        self.damaged: OrderedDict[str, None] = OrderedDict()
+        """Names under which there is something that is not their entry: a put would not replace it. Bounded."""
         self.store_latency = Latency()
         self.local_latency = Latency()
 
@@ -157,15 +162,15 @@ class Reader:
         flight = _Flight(batch)
         mine: list[NamedKey] = []
         others: dict[str, _Flight] = {}
-        with self._flights_lock:
-            for name, item in remote.items():
-                other = self._flights.get(name) if self._local_entries else None
-                if other is not None:
-                    others[name] = other
-                else:
-                    self._flights[name] = flight
-                    mine.append(item)
         try:
+            with self._flights_lock:
+                for name, item in remote.items():
+                    other = self._flights.get(name) if self._local_entries else None
+                    if other is not None:
+                        others[name] = other
+                    else:
+                        mine.append(item)
+                        self._flights[name] = flight
             if mine:
                 self._read_from_store(mine, batch)
         finally:
@@ -190,27 +195,37 @@ class Reader:
             self._read_sized(attachment, [item for item in wanted if item.nbytes], batch)
             if unsized := [item for item in wanted if not item.nbytes]:
                 self._read_unsized(attachment, unsized, batch)
-        except (Overloaded, LifecycleError):  # not queued; or the cache is closed, or attached anew, by another thread
+        except (StoreUnavailable, LifecycleError) as error:
             batch.miss([item for item in wanted if item.name not in batch.found], "unavailable")
-        except StoreUnavailable:
-            batch.miss([item for item in wanted if item.name not in batch.found], "unavailable")
-            self._attacher.lost(attachment)
+            self._attacher.failed(attachment, error)
         if batch.found:
             self.store_latency.add(time.perf_counter() - started)
 
     def _read_unsized(self, attachment: Attachment, wanted: list[NamedKey], batch: ReadBatch) -> None:
-        """Read objects into blocks of guessed sizes, or, where that would take too much of the pool, ask for sizes."""
+        """Read objects into blocks of guessed sizes, as many at once as take a quarter of the pool at most."""
+        pool = attachment.pool
+        part: list[NamedKey] = []
+        sizes: list[int] = []
+        for item in wanted:
+            size = self._sizes.guess(item.name, item.key.scope)
+            if part and sum(sizes) + size > pool.capacity // 4:
+                self._read_guessed(attachment, part, sizes, batch)
+                part, sizes = [], []
+            part.append(item)
+            sizes.append(min(size, pool.capacity))
+        self._read_guessed(attachment, part, sizes, batch)
+
+    def _read_guessed(self, attachment: Attachment, wanted: list[NamedKey], sizes: list[int], batch: ReadBatch) -> None:
+        """Read into blocks of these sizes or, where there is no room for guesses, of the objects' real sizes."""
         store, pool = attachment
-        sizes = [min(self._sizes.guess(item.name, item.key.scope), pool.capacity) for item in wanted]
-        if sum(sizes) <= pool.capacity // 4:
-            try:
-                blocks = pool.allocate_many(sizes, deadline=0.0)
-            except PoolExhausted:
-                pass  # it has no room for guesses now, but perhaps for what is really there
-            else:
-                self._read_into(attachment, wanted, blocks, batch)
-                return
         names = [item.name for item in wanted]
+        try:
+            blocks = pool.allocate_many(sizes, deadline=0.0)
+        except PoolExhausted:
+            pass
+        else:
+            self._read_into(attachment, wanted, blocks, batch)
+            return
         try:
             real_sizes = self._io.perform(
                 lambda: store.sizes(names, deadline=batch.deadline),
@@ -293,6 +308,9 @@ class Reader:
         except CorruptEntry as error:
             pool.release(block)
             batch.missing[item.name] = error.reason
+            self.damaged[item.name] = None
+            if len(self.damaged) > MAX_DAMAGED:
+                self.damaged.popitem(last=False)
             return
         pool.trim(block, nbytes)
         self._sizes.learn(item.name, item.key.scope, nbytes)

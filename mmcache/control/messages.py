@@ -235,6 +235,10 @@ class Waiting(_Part, frozen=True, tag=2):
     """Another is computing; a `Resolved` will tell."""
 
 
+CLAIMED: Final = "claimed"
+"""Why an `Unclaimed` is one: another computes, and the request did not ask to wait."""
+
+
 class Unclaimed(_Part, frozen=True, tag=3):
     """Compute for yourself if you need it, and do not publish: there is no claim to be had now."""
 

@@ -12,12 +12,11 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from mmcache.control.messages import AbortReason, Granted, Hit, Resolution, Unclaimed, Waiting
+from mmcache.control.messages import CLAIMED, AbortReason, Granted, Hit, Resolution, Unclaimed, Waiting
 from mmcache.controller.deadlines import Deadlines
 
 WAITING: Final = Waiting()
-CLAIMED: Final = Unclaimed("claimed")
-"""Another computes, and the request does not wait."""
+NOT_WAITING: Final = Unclaimed(CLAIMED)
 HELD: Final = Unclaimed("held")
 """A dead writer holds the name in the store."""
 NO_ROOM: Final = Unclaimed("no_room")
@@ -254,7 +253,7 @@ class Claims:
                 positions.append(position)
             return WAITING
         if wait_until <= now:
-            return CLAIMED
+            return NOT_WAITING
         if self._waiting >= self._max_waiters or party.waiting >= self._max_waiters_per_session:
             return OVERLOADED
         if wait is None:

@@ -76,7 +76,7 @@ def serve(
         try:
             socket.bind(bind)
         except zmq.ZMQError as error:
-            raise OSError(error.errno, error.strerror, bind) from error
+            raise OSError(error.errno, zmq.strerror(error.errno or 0), bind) from error  # whose text has the address
         monitor = stack.enter_context(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
         stack.callback(socket.disable_monitor)
         address = socket.getsockopt_string(zmq.LAST_ENDPOINT)

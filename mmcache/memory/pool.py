@@ -52,6 +52,9 @@ class RegisteredPool:
     becomes idle is given up for it, so a large request is not starved by small ones or by hits. Finalisers of exported
     objects may run anywhere, at any time (see `DeferringLock`).
 
+    An exception that a signal's handler raises in the middle of a change leaves the pool `broken`: it gives out nothing
+    more, and its user makes another.
+
     Raises: BlockStateError where a block is not in the state, or not of the pool, that a call needs.
     """
 
@@ -83,6 +86,11 @@ class RegisteredPool:
         return self._extents.capacity
 
     @property
+    def broken(self) -> bool:
+        """Whether an interrupt struck in the middle of a change: it allocates nothing any more."""
+        return self._lock.broken
+
+    @property
     def quarantined(self) -> int:
         """Bytes that are never used again."""
         return self._quarantined_bytes
@@ -105,7 +113,7 @@ class RegisteredPool:
         if not sizes:
             return []
         request = Request(sizes, sum(map(self._extents.reserved, sizes)))
-        with self._lock:
+        with self._lock, self._lock.mutex:
             error = self._refusal(request)
             if error is not None:
                 raise error
@@ -125,13 +133,13 @@ class RegisteredPool:
         try:
             request.wait(patience)
         except BaseException:  # an interrupt: nobody is there to own what was allocated, or would be
-            with self._lock:
+            with self._lock, self._lock.mutex:
                 self._leave(request)
                 for block in request.blocks:
                     self._unhold(block)
                 self._serve()
             raise
-        with self._lock:
+        with self._lock, self._lock.mutex:
             if not request.settled:
                 self._leave(request)
                 self._serve()
@@ -176,8 +184,8 @@ class RegisteredPool:
 
     def _refusal(self, request: Request) -> Exception | None:
         """Why waiting is pointless, if it is. (Whether all blocks fit around quarantined ones is not looked into.)"""
-        if self._closed:
-            return LifecycleError("the pool is closed")
+        if self._closed or self._lock.broken:
+            return LifecycleError("the pool is closed" if self._closed else "an interrupt struck the pool at work")
         room = self._extents.capacity - self._quarantined_bytes
         if request.total <= room and request.largest <= self._largest_possible:
             return None
@@ -204,7 +212,7 @@ class RegisteredPool:
 
     def trim(self, block: Block, nbytes: int) -> None:
         """Shorten a filling block that nothing was exported from, and give the tail back."""
-        with self._lock:
+        with self._lock, self._lock.mutex:
             self._require_filler(block)
             if block.exports:
                 raise BlockStateError(f"cannot trim what is exported: {block}")
@@ -217,7 +225,7 @@ class RegisteredPool:
 
     def release(self, block: Block) -> None:
         """End the filler's hold without making the block ready. It is freed once no export holds it either."""
-        with self._lock:
+        with self._lock, self._lock.mutex:
             self._require_filler(block)
             self._unhold(block)
             self._serve()
@@ -227,7 +235,7 @@ class RegisteredPool:
 
         If the local table kept the block, it forgets it.
         """
-        with self._lock:
+        with self._lock, self._lock.mutex:
             if block.state is BlockState.QUARANTINED:
                 return
             self._require_live(block)
@@ -256,7 +264,7 @@ class RegisteredPool:
         If the name is there already, the block is released and the entry that is there is returned, held for the caller
         all the same. Once the pool is closed nothing is kept: the entry lives as long as it is held.
         """
-        with self._lock:
+        with self._lock, self._lock.mutex:
             self._require_filler(block)
             existing = self._ready.get(name)
             if existing is not None:
@@ -274,15 +282,15 @@ class RegisteredPool:
 
     def find(self, name: str) -> ReadyEntry | None:
         """The entry that is kept under `name`, held for the caller and now the last to be given up; None if none is."""
-        with self._lock:
-            entry = self._ready.get(name)
+        with self._lock, self._lock.mutex:
+            entry = None if self._lock.broken else self._ready.get(name)
             if entry is not None:
                 self._hold(entry.block)
             return entry
 
     def forget(self, name: str) -> bool:
         """Stop keeping `name`; its block is freed once nobody holds it. False if it was not kept."""
-        with self._lock:
+        with self._lock, self._lock.mutex:
             if name not in self._ready:
                 return False
             self._forget(name)  # serves nobody: while one waits, nothing is idle
@@ -307,13 +315,13 @@ class RegisteredPool:
 
     def hold(self, block: Block) -> None:
         """Hold a live block once more; `unhold` ends it."""
-        with self._lock:
+        with self._lock, self._lock.mutex:
             self._require_live(block)
             self._hold(block)
 
     def unhold(self, block: Block) -> None:
         """End one hold. The last one frees the block unless the local table keeps it."""
-        with self._lock:
+        with self._lock, self._lock.mutex:
             if block.state is BlockState.QUARANTINED:
                 return
             self._require_live(block)
@@ -328,7 +336,7 @@ class RegisteredPool:
         """
         if offset < 0 or nbytes < 0:
             raise ValueError(f"offset {offset} and length {nbytes} must not be negative")
-        with self._lock:
+        with self._lock, self._lock.mutex:
             self._require_live(block)
             if offset + nbytes > block.nbytes:
                 raise ValueError(f"{nbytes} bytes from {offset} lie outside {block}")
@@ -403,15 +411,17 @@ class RegisteredPool:
 
         What is held stays as it is until its holders are done.
         """
-        with self._lock:
+        with self._lock, self._lock.mutex:
             self._closed = True
+            if self._lock.broken:
+                self._ready.clear()
             for name in list(self._ready):
                 self._forget(name)
             self._serve()
 
     def stats(self) -> dict[str, int]:
         """Figures of this moment; bytes count what blocks take up, alignment included."""
-        with self._lock:
+        with self._lock, self._lock.mutex:
             return {
                 "capacity": self._extents.capacity,
                 "used": self._extents.capacity - self._extents.available - self._quarantined_bytes,

@@ -25,6 +25,13 @@ def test_help_names_the_commands_and_version_says_which():
     assert run("--version").stdout == f"mmcache {version('mmcache')}\n"
 
 
+def test_the_help_of_up_says_what_it_reads_and_how_clients_outlive_it():
+    words = " ".join(run("up", "--help").stdout.split())
+    assert "MMCACHE_CONFIG is for clients and not read here" in words
+    assert "Ports are free ones, others at each start, unless they are given" in words
+    assert "clients that keep running come back after a restart" in words
+
+
 def test_help_loads_nothing_heavy():
     heavy = "{'torch', 'zmq', 'mooncake', 'transformers', 'numpy'}"
     program = f"import sys, mmcache.cli.main; print(sorted({heavy} & set(sys.modules)))"
@@ -59,7 +66,13 @@ def test_a_controller_that_cannot_listen_says_where(tmp_path):
         address = f"tcp://127.0.0.1:{busy.getsockname()[1]}"
         ended = run("controller", "--bind", address)
     assert ended.returncode == 1
-    assert f"cannot listen at {address}: Address already in use" in ended.stderr
+    assert ended.stderr == f"mmcache controller: cannot listen at {address}: Address already in use\n"
+
+
+def test_a_wrong_bind_is_refused_by_its_option():
+    ended = run("controller", "--bind", "127.0.0.1:7710")
+    assert ended.returncode == 2
+    assert "--bind: controller.bind must be tcp://HOST:PORT" in ended.stderr
 
 
 def test_a_controller_refuses_a_wrong_setting_with_its_line(tmp_path):

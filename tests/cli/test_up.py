@@ -7,10 +7,14 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.request
 
 import pytest
-from up_process import PARTS, Up, mmcache, runs, wait_until
+import torch
+from cluster import wait_until
+from up_process import PARTS, Up, mmcache, runs
 
+from mmcache import EmbeddingKey, MMCache
 from mmcache.config import load
 from mmcache.store.launch import port_answers, segments
 
@@ -41,7 +45,20 @@ def test_settings_of_the_environment_reach_the_controller_but_addresses_do_not(r
 
 def test_before_the_ready_file_an_object_went_into_the_store_and_back(running):
     metrics = json.loads(running.ready_file.read_text())["addresses"]["metrics"]
-    assert segments(metrics)[0].allocator_used_bytes >= 4096
+    with urllib.request.urlopen(f"http://{metrics}/get_segments_detail", timeout=5) as answer:
+        assert json.load(answer)["segments"][0]["allocator_used_bytes"] >= 4096
+
+
+def test_clients_connect_by_its_path_and_by_the_environment(running, monkeypatch):
+    path = json.loads(running.ready_file.read_text())["client_config"]
+    key = EmbeddingKey("encoder", "1", "photograph")
+    with MMCache.connect(path, strict=True) as writer:
+        assert writer.put(key, torch.arange(12.0)).status == "stored"
+    monkeypatch.setenv("MMCACHE_CONFIG", path)
+    with MMCache.connect(strict=True) as reader:
+        embedding = reader.get(key)
+    assert embedding is not None
+    assert (embedding.source, embedding.tensor.tolist()) == ("store", [float(number) for number in range(12)])
 
 
 def test_a_second_up_on_the_directory_refuses_at_once_and_names_the_first(running):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -42,11 +43,11 @@ def refused(*arguments: str) -> tuple[int, str]:
     return ended.returncode, ended.stderr
 
 
-def test_a_segment_that_the_machine_cannot_lend_ends_the_start_with_the_owners_log(tmp_path):
-    status, err = refused("--state-dir", str(tmp_path), "--segment", "10TiB")
-    assert status == 1
-    assert "the owner (pid " in err
-    assert "Failed to allocate segment memory" in err
+def test_a_segment_larger_than_the_memory_that_is_available_is_refused_before_anything_starts(tmp_path):
+    status, err = refused("--state-dir", str(tmp_path / "state"), "--segment", "16TiB")
+    assert status == 2
+    assert re.search(r"--segment 16TiB is more than the [0-9.]+ GiB of memory that are available", err)
+    assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.parametrize("option", ["--master-port", "--metrics-port", "--owner-port", "--control-port"])
@@ -67,12 +68,25 @@ def test_a_wrong_setting_is_refused_with_file_and_line_before_anything_starts(tm
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize("setting", ["metadata: etcd", "protocol: rdma", "devices: mlx5_0", "hostname: 10.0.0.1"])
+def test_a_setting_that_one_machine_contradicts_is_refused_before_anything_starts(tmp_path, setting):
+    config = tmp_path / "mmcache.yaml"
+    config.write_text(f"store: {{{setting}}}\n")
+    status, err = refused("-c", str(config), "--state-dir", str(tmp_path / "state"))
+    assert status == 2
+    name, value = setting.split(": ")
+    assert f"store.{name} is '{value}': a cluster on this machine alone" in err
+    assert not (tmp_path / "state").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--segment", "lots"), "--segment must be bytes or a size such as 64MiB"),
         (("--segment", "1MiB"), "--segment must be 16,777,216 to"),
-        (("--ready-file", "/nowhere/ready.json"), "the ready file's directory /nowhere is not there"),
+        (("--ready-file", "/dev/../nowhere/ready.json"), "the ready file's directory /nowhere is not there"),
+        (("--ready-file", "/dev/../dev"), "the ready file /dev is a directory"),
+        (("--state-dir", "/dev/../dev/null"), "state directory /dev/null is not a directory"),
         (("--state-dir", "/dev/null/state"), "state directory /dev/null/state cannot be used: Not a directory"),
     ],
 )

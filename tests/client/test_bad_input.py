@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 import torch
-from serving import Serving, key_of
+from serving import Serving, key_of, plant
 
 from mmcache import EntryDropped, InvalidEntry, LifecycleError, MMCache
 from mmcache.entry import PREFIX_BYTES, EntryHeader, encode_prefix, lay_out, payload_checksum
-from mmcache.key import store_name
 
 
 @pytest.fixture(scope="module")
@@ -86,18 +83,6 @@ def test_values_that_are_not_finite_are_dropped_where_that_is_asked_for(serving:
 
 
 def test_foreign_and_damaged_objects_under_our_names_are_misses_with_a_reason(serving: Serving, cache: MMCache) -> None:
-    view = cache._channel.fresh()
-    assert view is not None
-    attachment = cache._attacher.require()
-
-    def plant(number: str, content: bytes | bytearray) -> None:
-        name = store_name(key_of(number), lineage=view.lineage, generation=0)
-        block = attachment.pool.allocate(len(content), deadline=0.0)
-        ctypes.memmove(block.address, bytes(content), len(content))
-        [result] = attachment.store.put_from([name], [block.address], [len(content)], deadline=1e12)
-        assert result.outcome.value == "ok"
-        attachment.pool.release(block)
-
     def entry(number: str) -> bytearray:
         specs, nbytes = lay_out([("embedding", "uint8", (1000,))])
         header = EntryHeader(key_of(number), 0, specs, {}, 0.0, "test", 1)
@@ -109,14 +94,14 @@ def test_foreign_and_damaged_objects_under_our_names_are_misses_with_a_reason(se
     flipped[-1] ^= 1
     prefix = entry("prefix")
     prefix[100] ^= 1
-    plant("foreign", b"not one of ours" * 500)
-    plant("short", b"x")
-    plant("truncated", entry("truncated")[:-8])
-    plant("flipped", flipped)
-    plant("swapped", entry("another"))
-    plant("prefix", prefix)
-    plant("no-payload", entry("no-payload")[:PREFIX_BYTES])
-    plant("sound", entry("sound"))
+    plant(cache, key_of("foreign"), b"not one of ours" * 500)
+    plant(cache, key_of("short"), b"x")
+    plant(cache, key_of("truncated"), entry("truncated")[:-8])
+    plant(cache, key_of("flipped"), flipped)
+    plant(cache, key_of("swapped"), entry("another"))
+    plant(cache, key_of("prefix"), prefix)
+    plant(cache, key_of("no-payload"), entry("no-payload")[:PREFIX_BYTES])
+    plant(cache, key_of("sound"), entry("sound"))
     reader = serving.connect()
     assert reader.get(key_of("sound")) is not None
     reasons = {

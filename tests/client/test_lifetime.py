@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 from serving import Serving, key_of
+
+attached = pytest.mark.parametrize("attach", ["sidecar", "embedded"])
 
 ENTRY = 128 << 10
 FLOATS = (ENTRY - 4096) // 4
 
 
-def test_tensors_keep_their_values_while_ten_thousand_gets_and_puts_pass_through_a_small_pool(serving: Serving) -> None:
-    cache = serving.connect(pool_bytes=32 * ENTRY)
-    keys = [key_of(f"lifetime-{number}") for number in range(64)]
+@attached
+def test_tensors_keep_their_values_while_ten_thousand_gets_and_puts_pass_through_a_small_pool(
+    serving: Serving, attach: str
+) -> None:
+    cache = serving.connect(attach=attach, pool_bytes=32 * ENTRY)
+    keys = [key_of(f"lifetime-{number}", version=attach) for number in range(64)]
     for number, key in enumerate(keys):
         assert cache.put(key, torch.full((FLOATS,), float(number))).readable
     held = {number: cache.get(keys[number]) for number in range(4)}
@@ -30,7 +36,7 @@ def test_tensors_keep_their_values_while_ten_thousand_gets_and_puts_pass_through
     for step in range(10_000):
         if step % 4 == 3:
             number = step % 97
-            cache.put(key_of(f"passing-{number}"), torch.full((FLOATS,), float(-number)))
+            cache.put(key_of(f"passing-{number}", version=attach), torch.full((FLOATS,), float(-number)))
         else:
             number = 4 + step * 7 % 60
             found = cache.get(keys[number])
@@ -49,15 +55,15 @@ def test_tensors_keep_their_values_while_ten_thousand_gets_and_puts_pass_through
     assert cache.stats()["pool.held_blocks"] == 0
 
 
-def test_tensors_outlive_the_cache(serving: Serving) -> None:
-    for attach in ("sidecar", "embedded"):
-        cache = serving.connect()
-        assert cache.put(key_of(f"outlives-{attach}"), torch.arange(50_000)).readable
-        reader = serving.connect(local_entries=False)
-        embedding = reader.get(key_of(f"outlives-{attach}"))
-        assert embedding is not None
-        own = cache.empty((1000,)).fill_(7)
-        cache.close()
-        reader.close()
-        assert torch.equal(embedding.tensor, torch.arange(50_000))
-        assert torch.equal(own, torch.full((1000,), 7.0))
+@attached
+def test_tensors_outlive_the_cache(serving: Serving, attach: str) -> None:
+    cache = serving.connect(attach=attach)
+    assert cache.put(key_of(f"outlives-{attach}"), torch.arange(50_000)).readable
+    reader = serving.connect(attach=attach, local_entries=False)
+    embedding = reader.get(key_of(f"outlives-{attach}"))
+    assert embedding is not None
+    own = cache.empty((1000,)).fill_(7)
+    cache.close()
+    reader.close()
+    assert torch.equal(embedding.tensor, torch.arange(50_000))
+    assert torch.equal(own, torch.full((1000,), 7.0))

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from cluster import wait_until
-from serving import Serving, key_of
+from serving import Serving, key_of, name_of, store_of
 from worker import embedding_of
+
+from mmcache.client.compute import abort_reason
+from mmcache.control.messages import AbortReason
+from mmcache.store.base import Outcome
 
 KEYS = 200
 PROCESSES = 8
@@ -43,28 +50,9 @@ def test_when_a_computing_process_is_killed_only_its_keys_are_computed_again(fre
         "what it had published stays, the rest is once"
     )
     assert not any(report["wrong"] for report in reports)
-    assert max(report["seconds"] for report in reports) < 30, "the claims of the dead pass on long before waits end"
-
-
-@pytest.mark.parametrize("attach", ["sidecar", "embedded"])
-def test_a_process_killed_in_the_middle_of_a_put_leaves_no_wrong_byte_and_nobody_hangs(
-    fresh_serving: Serving, attach: str
-) -> None:
-    megabytes = 64
-    expected = torch.arange(megabytes << 18, dtype=torch.float32)
-    doomed = fresh_serving.start_worker("put_for_ever", attach=attach, megabytes=megabytes)
-    doomed.read()
-    doomed.go()
-    assert doomed.read() == {"putting": 0}
-    with fresh_serving.connect(pool_bytes=(megabytes + 4) << 20, local_entries=False) as cache:
-        # The put's object is in the store's memory, or on its way there.
-        doomed.process.send_signal(signal.SIGKILL)
-        doomed.process.wait()
-        embedding = cache.get(key_of(0), timeout=10)
-        assert embedding is None or torch.equal(embedding.tensor, expected)
-        del embedding
-        computed = cache.get_or_compute(key_of(0), lambda: expected)
-        assert torch.equal(computed.tensor, expected)
+    # A claim that nobody renews passes on after 3 s (claim_timeout; here even sooner, with its session), and waits end
+    # after 30 s. The slack is what eight processes on two busy cores take for all the rest.
+    assert max(report["seconds"] for report in reports) < 3 + 5, "the claims of the dead passed on too late"
 
 
 def test_the_claims_of_a_process_that_stalls_pass_on_when_it_dies_and_its_late_result_is_no_harm(
@@ -87,3 +75,62 @@ def test_the_claims_of_a_process_that_stalls_pass_on_when_it_dies_and_its_late_r
     assert read is not None
     assert torch.equal(read.tensor, embedding_of(0))
     wait_until(lambda: cache.stats()["session.fresh"] == 1, timeout=5, what="a fresh session")
+
+
+@pytest.mark.parametrize(("reason", "pool_bytes"), [("no_space", "32MiB"), ("larger_than_pool", "1MiB")])
+def test_who_waits_for_what_finds_no_room_is_let_go_at_once_to_compute_without_a_claim(
+    reason: str, pool_bytes: str
+) -> None:
+    tensor = torch.ones(6 << 20)
+    computing, waited = threading.Event(), threading.Event()
+    with Serving(segment_bytes=16 << 20) as serving, ThreadPoolExecutor(2) as threads:
+        first = serving.connect(pool_bytes=pool_bytes, wait_timeout=60.0)
+        second = serving.connect(pool_bytes="32MiB", wait_timeout=60.0)
+
+        def compute_slowly() -> torch.Tensor:
+            computing.set()
+            assert waited.wait(30)
+            return tensor
+
+        one = threads.submit(first.get_or_compute, key_of(0), compute_slowly)
+        assert computing.wait(30)
+        other = threads.submit(second.get_or_compute, key_of(0), lambda: tensor)
+        wait_until(lambda: second.stats().get("wait", 0) == 1, timeout=30, what="the second one's wait")
+        assert not other.done()
+        started = time.monotonic()
+        waited.set()
+        assert [one.result(30).source, other.result(30).source] == ["computed", "computed"]
+        assert time.monotonic() - started < 10, "of 60 s that it would have waited"
+        assert first.stats()[f"put.{reason}"] == 1
+        assert not [name for name in second.stats() if name.startswith("put.")], "it did not try in vain once more"
+
+
+@pytest.mark.parametrize(
+    ("drops", "reason"),
+    [
+        (("no_space", "quota", "no_memory", "larger_than_pool", "not_finite"), AbortReason.NO_ROOM),
+        (("in_progress",), AbortReason.HELD),
+        (("deadline", "unavailable", "transfer_failed", "uncommitted", "failed", "not_fresh"), AbortReason.FAILED),
+    ],
+)
+def test_the_controller_learns_why_a_claim_is_given_up(drops: tuple[str, ...], reason: AbortReason) -> None:
+    assert {drop: abort_reason(drop) for drop in drops} == dict.fromkeys(drops, reason)
+
+
+def test_what_the_store_lost_is_reported_and_granted_and_published_anew() -> None:
+    with Serving(lease_ms=200) as serving:
+        writer, reader, third = (serving.connect(local_entries=False) for _ in range(3))
+        assert writer.put(key_of(0), torch.ones(3)).status == "stored"
+        wait_until(
+            lambda: store_of(writer).remove([name_of(writer, key_of(0))], deadline=1e12) == [Outcome.OK],
+            timeout=10,
+            what="the removal, once nobody leases it",
+        )
+        [lost] = reader.lookup([key_of(0)])
+        assert lost is not None, "the directory still has it"
+        assert reader.get_or_compute(key_of(0), lambda: torch.full((3,), 2.0)).source == "computed"
+        assert reader.stats()["undelivered"] == 1
+        assert reader.stats()["put.stored"] == 1, "granted, for the directory has dropped it"
+        found = third.get_or_compute(key_of(0), lambda: torch.zeros(3))
+        assert found.source == "store"
+        assert found.tensor[0] == 2.0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 from serving import Serving, key_of
 
@@ -74,3 +76,21 @@ def test_keys_given_twice_are_read_once_and_keep_their_places(serving: Serving) 
     found = reader.get_many([key_of("twice"), key_of("never-put"), key_of("twice")])
     assert [embedding is not None for embedding in found] == [True, False, True]
     assert reader.stats()["hit.store"] == 1
+
+
+@pytest.mark.parametrize(
+    ("own_lease", "seconds", "kept"), [("1s", 9, True), ("1h", 11, False)], ids=["within 10 s", "longer than 10 s"]
+)
+def test_a_read_that_outlasts_the_lease_of_the_welcome_is_discarded(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, own_lease: str, seconds: int, kept: bool
+) -> None:
+    key = key_of(f"lease-{own_lease}")
+    assert serving.connect().put(key, torch.ones(3)).readable
+    config = serving.write_config(f"lease-{own_lease}.yaml", lease=own_lease)  # the controller says 10 s
+    reader = serving.connect(config, local_entries=False)
+    # Each look at the store's clock is so many seconds later, so each read seems to last that long.
+    monkeypatch.setattr("mmcache.store.mooncake._now", itertools.count(0, seconds).__next__)
+    assert (reader.get(key) is not None) is kept
+    assert reader.stats().get("miss.lease_expired", 0) == (0 if kept else 1)
+    monkeypatch.undo()
+    assert reader.get(key) is not None

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
 import pytest
 import torch
-from serving import Serving, key_of
+from serving import Serving, key_of, raw_object
 
-from mmcache.entry import DTYPE_BYTES
+from mmcache import EmbeddingKey, MMCache
+from mmcache.entry import DTYPE_BYTES, PREFIX_BYTES, decode_entry
 from mmcache.memory.host import dtype_of
 
 AVAILABLE = [name for name in DTYPE_BYTES if hasattr(torch, name)]
 
 
-@pytest.fixture(scope="module")
-def pair(serving: Serving):
-    """A writer, and a reader in which nothing is local."""
-    return serving.connect(strict=True), serving.connect(strict=True, local_entries=False)
+class Pair(NamedTuple):
+    """A writer, a reader in which nothing is local, and keys of their own."""
+
+    writer: MMCache
+    reader: MMCache
+    key: Callable[[int | str], EmbeddingKey]
+
+
+@pytest.fixture(scope="module", params=["sidecar", "embedded"])
+def pair(serving: Serving, request: pytest.FixtureRequest) -> Pair:
+    attach = request.param
+    writer = serving.connect(attach=attach, strict=True)
+    reader = serving.connect(attach=attach, strict=True, local_entries=False)
+    return Pair(writer, reader, functools.partial(key_of, version=attach))
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -24,13 +40,13 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 @pytest.mark.parametrize("name", AVAILABLE)
-def test_every_dtype_comes_back_bit_for_bit(pair, name: str) -> None:
-    writer, reader = pair
+def test_every_dtype_comes_back_bit_for_bit(pair: Pair, name: str) -> None:
+    writer, reader, key = pair
     dtype = dtype_of(name)
     raw = torch.randint(0, 256 if name != "bool" else 2, (6, 16), dtype=torch.uint8)
     tensor = raw.view(torch.bool) if name == "bool" else raw.view(dtype)
-    assert writer.put(key_of(f"dtype-{name}"), tensor).status == "stored"
-    found = reader.get(key_of(f"dtype-{name}"))
+    assert writer.put(key(f"dtype-{name}"), tensor).status == "stored"
+    found = reader.get(key(f"dtype-{name}"))
     assert found is not None
     assert found.source == "store"
     assert found.tensor.dtype is dtype
@@ -41,50 +57,50 @@ def test_every_dtype_comes_back_bit_for_bit(pair, name: str) -> None:
 @pytest.mark.parametrize(
     "shape", [(), (1,), (0,), (3, 0, 5), (2, 3, 5, 7), (1, 1, 1, 1, 1, 1, 1, 4)], ids=lambda shape: f"shape{shape}"
 )
-def test_any_rank_and_zero_elements(pair, shape: tuple[int, ...]) -> None:
-    writer, reader = pair
+def test_any_rank_and_zero_elements(pair: Pair, shape: tuple[int, ...]) -> None:
+    writer, reader, key = pair
     tensor = torch.randn(shape)
-    assert writer.put(key_of(f"shape-{shape}"), tensor).readable
-    found = reader.get(key_of(f"shape-{shape}"))
+    assert writer.put(key(f"shape-{shape}"), tensor).readable
+    found = reader.get(key(f"shape-{shape}"))
     assert found is not None
     assert torch.equal(found.tensor, tensor)
     assert found.tensor.shape == tensor.shape
 
 
-def test_what_is_not_contiguous_is_published_by_its_values(pair) -> None:
-    writer, reader = pair
+def test_what_is_not_contiguous_is_published_by_its_values(pair: Pair) -> None:
+    writer, reader, key = pair
     base = torch.arange(24).reshape(4, 6)
     views = {"transposed": base.t(), "strided": base[::2, 1::2], "expanded": base[:1].expand(3, 6)}
     for name, view in views.items():
-        assert writer.put(key_of(f"layout-{name}"), view).readable
-        found = reader.get(key_of(f"layout-{name}"))
+        assert writer.put(key(f"layout-{name}"), view).readable
+        found = reader.get(key(f"layout-{name}"))
         assert found is not None
         assert torch.equal(found.tensor, view)
 
 
-def test_conjugated_and_differentiable_tensors_are_published_by_their_values(pair) -> None:
-    writer, reader = pair
+def test_conjugated_and_differentiable_tensors_are_published_by_their_values(pair: Pair) -> None:
+    writer, reader, key = pair
     lazy = torch.randn(4, dtype=torch.complex64).conj()
     leaf = torch.randn(4, requires_grad=True)
-    assert writer.put(key_of("conj"), {"lazy": lazy, "leaf": leaf}).readable
-    found = reader.get(key_of("conj"))
+    assert writer.put(key("conj"), {"lazy": lazy, "leaf": leaf}).readable
+    found = reader.get(key("conj"))
     assert found is not None
     assert torch.equal(found.tensors["lazy"], lazy)
     assert torch.equal(found.tensors["leaf"], leaf.detach())
 
 
-def test_an_entry_holds_several_tensors_and_metadata(pair) -> None:
-    writer, reader = pair
+def test_an_entry_holds_several_tensors_and_metadata(pair: Pair) -> None:
+    writer, reader, key = pair
     tensors = {f"deepstack_{level}": torch.randn(7, 3 + level).bfloat16() for level in range(4)}
     meta = {"grid_thw": [1, 16, 16], "num_tokens": 64, "nested": {"a": None, "b": [True, 1.5, b"x"]}}
-    assert writer.put(key_of("several"), tensors, meta=meta, cost_ms=12.5).readable
-    found = reader.get(key_of("several"))
+    assert writer.put(key("several"), tensors, meta=meta, cost_ms=12.5).readable
+    found = reader.get(key("several"))
     assert found is not None
     assert list(found.tensors) == list(tensors)
     assert all(torch.equal(found.tensors[name], tensor) for name, tensor in tensors.items())
     assert found.meta == meta
-    assert found.key == key_of("several")
-    [info] = reader.lookup([key_of("several")])
+    assert found.key == key("several")
+    [info] = reader.lookup([key("several")])
     assert info is not None
     assert info.meta == meta
     assert [spec.name for spec in info.tensors] == list(tensors)
@@ -103,11 +119,30 @@ def test_each_entry_of_a_batch_may_have_metadata_of_its_own(serving: Serving) ->
     assert [embedding.source for embedding in computed] == ["local", "local", "computed"]
 
 
-def test_like_tells_the_size_and_refuses_what_looks_different(pair) -> None:
-    writer, reader = pair
+def test_what_lies_between_tensors_is_zero_whatever_was_in_that_memory_before(pair: Pair) -> None:
+    writer, reader, key = pair
+    pool = writer._attacher.require().pool
+    dirty = pool.allocate(pool.capacity, deadline=0.0)
+    ctypes.memset(dirty.address, 0xA5, dirty.nbytes)
+    pool.release(dirty)
+    tensors = {f"odd-{size}": torch.full((size,), 0x5A, dtype=torch.uint8) for size in (1, 65, 0, 127, 3, 4097)}
+    assert writer.put(key("padding"), tensors).status == "stored"
+    raw = raw_object(reader, key("padding"))
+    header = decode_entry(memoryview(raw), key=key("padding"), generation=0, verify="full")
+    used = bytearray(len(raw) - PREFIX_BYTES)
+    for spec in header.tensors:
+        used[spec.offset : spec.offset + spec.nbytes] = b"\1" * spec.nbytes
+    between = [byte for byte, is_used in zip(raw[PREFIX_BYTES:], used, strict=True) if not is_used]
+    assert len(between) > 100
+    assert not any(between)
+    assert raw[:PREFIX_BYTES].count(0xA5) < 100, "nor in the rest of the prefix"
+
+
+def test_like_tells_the_size_and_refuses_what_looks_different(pair: Pair) -> None:
+    writer, reader, key = pair
     tensor = torch.randn(5, 7)
-    assert writer.put(key_of("like"), tensor).readable
-    found = reader.get(key_of("like"), like=torch.empty(5, 7, device="meta"))
+    assert writer.put(key("like"), tensor).readable
+    found = reader.get(key("like"), like=torch.empty(5, 7, device="meta"))
     assert found is not None
     assert torch.equal(found.tensor, tensor)
 

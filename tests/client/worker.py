@@ -58,16 +58,19 @@ def compute_all(*, keys: int, seed: int, batch: int, stall_after: int | None = N
         tell(computed=computed, wrong=wrong, seconds=seconds, stats=cache.stats())
 
 
-def put_for_ever(*, megabytes: int) -> None:
-    """Publish large entries, one after the other, until killed."""
-    with MMCache.connect(pool_bytes=(megabytes + 4) << 20, local_entries=False) as cache:
-        tensor = torch.arange(megabytes << 18, dtype=torch.float32)
+def large_embedding(megabytes: int) -> torch.Tensor:
+    """One whose every value is different, so that no part of it looks like another."""
+    return torch.arange(megabytes << 18, dtype=torch.float32)
+
+
+def compute_large(*, megabytes: int) -> None:
+    """Compute one large entry under a claim, and publish it."""
+    with MMCache.connect(pool_bytes=(megabytes + 4) << 20) as cache:
         tell(ready=True)
         wait()
-        for number in range(10_000):
-            tell(putting=number)
-            cache.put(key_of(number), tensor)
+        embedding = cache.get_or_compute(key_of(0), lambda: large_embedding(megabytes))
+        tell(source=embedding.source, stats=cache.stats())
 
 
 if __name__ == "__main__":
-    {"compute_all": compute_all, "put_for_ever": put_for_ever}[sys.argv[1]](**json.loads(sys.argv[2]))
+    {"compute_all": compute_all, "compute_large": compute_large}[sys.argv[1]](**json.loads(sys.argv[2]))

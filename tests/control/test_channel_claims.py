@@ -196,9 +196,7 @@ def test_claims_are_renewed_until_they_are_committed_or_lost(staged: Stage) -> N
         assert renew.tokens == [5, 6]
         staged.controller.answer(Renewed, renew.request, 300, [])
     first, second = (answer.token for answer in acquisition.answers)
-    committing = staged.call(
-        staged.channel.commit, [CommitEntry(key("hash0"), 0, first, 1, 1.0, b"")], deadline=soon()
-    )
+    committing = staged.call(staged.channel.commit, [CommitEntry(key("hash0"), 0, first, 1, 1.0, b"")], deadline=soon())
     while isinstance(message := staged.controller.receive(), Renew):
         pass
     assert isinstance(message, Commit)

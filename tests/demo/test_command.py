@@ -1,18 +1,24 @@
 """`mmcache demo` as people run it: a real cluster, real processes, a real (small) vision transformer."""
 
+import contextlib
 import importlib.util
 import json
 import signal
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from typer.testing import CliRunner
 
+from mmcache.cli.demo import run
 from mmcache.cli.demo.photographs import SHIPPED, shipped_directory
+from mmcache.cli.demo.protocol import Answer, Command, Finish, Finished, Read, Ready, Served
 from mmcache.cli.main import app
+from mmcache.key import EmbeddingKey
 
 DEMO = [sys.executable, "-m", "mmcache.cli.main", "demo"]
 
@@ -75,7 +81,7 @@ def test_it_leaves_nothing_behind_however_it_ends(
 
 
 def test_a_wrong_directory_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    for option, message in (("--images", "holds no image"), ("--weights", "config.json")):
+    for option, message in (("--images", "holds no image"), ("--weights", "config.json: No such file or directory\n")):
         result = CliRunner().invoke(app, ["demo", "--json", option, str(tmp_path)])
         assert result.exit_code == 1
         assert message in result.stderr
@@ -88,3 +94,55 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     result = CliRunner().invoke(app, ["demo"])
     assert result.exit_code == 1
     assert "needs Pillow: pip install 'mmcache[demo]'" in result.stderr
+
+
+class ScriptedWorkers(contextlib.nullcontext):
+    """What the demo hears of its processes, without any; with a fault in one of them."""
+
+    fault = ""
+
+    def __init__(self, *_: object) -> None:
+        super().__init__(self)
+        self._answers: deque[tuple[str, Answer]] = deque()
+        self._encoded: set[str] = set()
+
+    def start(self, name: str, _: object) -> None:
+        self._answers.append((name, Ready()))
+
+    def send(self, name: str, command: Command) -> None:
+        self._answers.append((name, Finished({}) if isinstance(command, Finish) else self._serve(name, command)))
+
+    def receive(self, *, deadline: float) -> tuple[str, Answer]:
+        return self._answers.popleft()
+
+    def _serve(self, name: str, command: Command) -> Served:
+        key = command.key if isinstance(command, Read) else EmbeddingKey("model", "1", command.mm_hash)
+        differs = command.request == 0 and self.fault == f"{name.partition('-')[0]} differs"
+        encodes = name.startswith("encoder") and (key.mm_hash not in self._encoded or self.fault == "encodes again")
+        self._encoded.add(key.mm_hash)
+        digest = "other bits" if differs else key.mm_hash
+        return Served(command.request, key, "store", 1.0, 9.0 if encodes else None, nbytes=1, digest=digest)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "problem"),
+    [
+        ("", 0, ""),
+        ("prefill differs", 1, "a prefill process got (store) differs from a direct encode"),
+        ("encoder differs", 1, "an encoder got (store) differs from a direct encode"),
+        ("encodes again", 1, "was encoded"),
+    ],
+)
+def test_a_difference_or_more_encodes_than_photographs_exit_with_1(
+    images: Path, monkeypatch: pytest.MonkeyPatch, fault: str, status: int, problem: str
+) -> None:
+    cluster = SimpleNamespace(check=None, client_file=Path("client.yaml"))
+    monkeypatch.setattr(run, "DemoCluster", lambda _: contextlib.nullcontext(cluster))
+    monkeypatch.setattr(run, "Workers", ScriptedWorkers)
+    monkeypatch.setattr(ScriptedWorkers, "fault", fault)
+    result = CliRunner().invoke(app, ["demo", "--json", "--images", str(images), "--requests", "8"])
+    report = json.loads(result.stdout)
+    assert (result.exit_code, report["ok"]) == (status, not status)
+    assert (report["encodes"] > report["unique_images"]) == (fault == "encodes again")
+    assert bool(report["problems"]) == bool(status)
+    assert all(problem in told for told in report["problems"])

@@ -209,4 +209,3 @@ def test_a_tensor_outlives_pool_and_memory():
 
 def test_dtypes_are_those_of_the_entry_format_and_have_its_sizes():
     assert {name: dtype_of(name).itemsize for name in DTYPES}.items() <= DTYPE_BYTES.items()
-    assert set(host._DTYPE_NAMES) == set(DTYPE_BYTES)

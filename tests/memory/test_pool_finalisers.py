@@ -108,7 +108,7 @@ class Ledger:
 
 def test_deferring_never_waits_for_the_holder_and_the_holder_settles():
     ledger = Ledger()
-    with ledger.lock:
+    with ledger.lock, ledger.lock.mutex:
         deferring = threading.Thread(target=ledger.lock.defer, args=(1,))
         deferring.start()
         deferring.join(20)
@@ -129,7 +129,7 @@ def test_nothing_deferred_is_lost_between_threads():
         begin.wait()
         for _ in range(times):
             ledger.lock.defer(1)
-            with ledger.lock:
+            with ledger.lock, ledger.lock.mutex:
                 pass
 
     workers = [threading.Thread(target=work) for _ in range(threads)]

@@ -13,6 +13,7 @@ from buffers import Buffers, fresh
 from cluster import MooncakeProcesses, free_port
 from stores import mooncake_store
 
+from mmcache.config import StoreSettings
 from mmcache.errors import ConfigError, StoreUnavailable
 from mmcache.store import binding
 from mmcache.store.base import Outcome, ReadResult
@@ -31,6 +32,17 @@ def test_auto_takes_the_sidecar_that_answers(mooncake: MooncakeProcesses) -> Non
     with closing(attach(mooncake.master.address, mooncake.owners[0].address)) as store:
         assert store.kind == "sidecar"
         assert store._binding.health_check() == 0, "until its first ping it refuses every call"
+
+
+def test_every_setting_arrives(mooncake: MooncakeProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, str] = {}
+    monkeypatch.setattr("mmcache.store.mooncake.set_up_embedded", lambda **arguments: given.update(arguments))
+    client = {"metadata": "etcd://a", "protocol": "rdma", "devices": "mlx5_0", "hostname": "10.0.0.1"}
+    addresses = {"master": mooncake.master.address, "sidecar": mooncake.owners[0].address}
+    settings = StoreSettings(attach="embedded", lease=7.0, **addresses, **client)
+    store = MooncakeStore.from_settings(settings, region_bytes=4096, timeout=1.0)
+    assert (store.kind, store.lease_s) == ("embedded", 7.0)
+    assert given == {"master": addresses["master"], **client}
 
 
 @pytest.mark.parametrize("dead", [False, True], ids=["no sidecar", "a dead sidecar"])

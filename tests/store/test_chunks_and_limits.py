@@ -7,10 +7,15 @@ import threading
 import time
 
 import pytest
+from buffers import soon
+from cluster import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmcache.store import mooncake
+from mmcache.store.base import Outcome
 from mmcache.store.batches import MAX_CHUNK_BYTES, MAX_CHUNK_OBJECTS, ObjectLimiter, chunks
+from mmcache.store.mooncake import MooncakeStore
 
 SIZES = st.one_of(
     st.lists(st.integers(0, 2 * MAX_CHUNK_BYTES), max_size=20),
@@ -106,3 +111,63 @@ def test_the_bound_holds_under_threads() -> None:
 def test_more_than_the_limit_is_refused_rather_than_waited_for() -> None:
     with pytest.raises(ValueError, match="never"):
         ObjectLimiter(10).take(11, time.monotonic() + 30)
+
+
+class HeldBinding:
+    """Mooncake's client, as far as transfers go: each one lasts until it is let go, and all succeed."""
+
+    def __init__(self) -> None:
+        self.under_way: list[int] = []
+        """Objects of each call that is under way."""
+        self.most = 0
+        self.let_go = threading.Event()
+        self._lock = threading.Lock()
+
+    def register_buffer(self, address: int, nbytes: int) -> int:
+        return 0
+
+    def batch_is_exist(self, names: list[str]) -> list[int]:
+        return [1] * len(names)
+
+    def batch_get_into(self, names: list[str], addresses: list[int], sizes: list[int]) -> list[int]:
+        with self._lock:
+            self.under_way.append(len(names))
+            self.most = max(self.most, sum(self.under_way))
+        assert self.let_go.wait(30)
+        with self._lock:
+            self.under_way.remove(len(names))
+        return sizes
+
+    def batch_put_from(self, names: list[str], addresses: list[int], sizes: list[int]) -> list[int]:
+        self.batch_get_into(names, addresses, sizes)
+        return [0] * len(names)
+
+
+def test_all_stores_of_a_process_together_stay_below_where_transfers_begin_to_fail() -> None:
+    """Above 2,048 objects for one peer, Mooncake's transfers over TCP fail."""
+    binding, count, callers = HeldBinding(), 700, 8
+    outcomes: list[Outcome] = []
+
+    def transfer(store: MooncakeStore, method: str) -> None:
+        first = store.allocate_region(count).address
+        names, addresses = [str(number) for number in range(count)], list(range(first, first + count))
+        results = getattr(store, method)(names, addresses, [1] * count, deadline=soon())
+        outcomes.extend(result.outcome for result in results)
+
+    stores = [MooncakeStore(binding, kind="embedded", peers=(), lease_s=60.0) for _ in range(2)]
+    pairs = itertools.product(stores, ("read_into", "put_from"))
+    threads = [threading.Thread(target=transfer, args=pair) for pair in [*pairs] * (callers // 4)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(
+            lambda: len(binding.under_way) + len(mooncake._limiter._queue) == callers,
+            timeout=20,
+            what="every caller under way or in the queue",
+        )
+    finally:
+        binding.let_go.set()
+        for thread in threads:
+            thread.join(30)
+    assert MAX_CHUNK_OBJECTS < binding.most < 2048
+    assert outcomes == [Outcome.OK] * (count * callers)

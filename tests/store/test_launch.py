@@ -12,6 +12,7 @@ from cluster import MooncakeProcesses, free_port
 from mmcache.errors import ConfigError
 from mmcache.store.launch import (
     MIN_SEGMENT_BYTES,
+    master_command,
     master_is_ready,
     mooncake_environment,
     owner_command,
@@ -36,6 +37,10 @@ def test_the_ports_that_we_choose_are_on_loopback_only(mooncake: MooncakeProcess
 
 def test_segments_tell_what_an_owner_lends(mooncake: MooncakeProcesses) -> None:
     assert [segment.size_bytes for segment in segments(mooncake.metrics)] == [256 << 20]
+
+
+def test_the_master_keeps_the_memory_of_a_put_that_never_ended_for_an_hour() -> None:
+    assert "--put_start_release_timeout_sec=3600" in master_command(rpc_port=1, metrics_port=2)
 
 
 def test_a_hanging_process_accepts_but_does_not_answer() -> None:

@@ -37,7 +37,7 @@ class Checkpoint:
         try:
             model_type = msgspec.json.decode(config.read_bytes(), type=_Config).model_type
         except OSError as error:
-            raise DemoError(f"--weights needs a directory with a config.json: {error}") from error
+            raise DemoError(f"--weights needs a directory with a config.json; {config}: {error.strerror}") from error
         except msgspec.MsgspecError as error:
             raise DemoError(f"{config} is not a model's configuration: {error}") from error
         if model_type not in _FAMILIES:

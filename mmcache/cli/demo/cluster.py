@@ -33,7 +33,8 @@ class DemoCluster:
     def check(self) -> None:
         """Raises DemoError, with the reason from its log, if it has ended."""
         if self._child.status is not None:
-            raise DemoError(f"mmcache {self._child.name} {self._child.describe_end()}:\n{self._child.log_tail()}")
+            tail = f":\n{self._child.log_tail()}" if self._child.log.stat().st_size else ""
+            raise DemoError(f"mmcache {self._child.name} {self._child.describe_end()}{tail}")
 
     def __enter__(self) -> DemoCluster:
         ready = self._directory / "ready.json"

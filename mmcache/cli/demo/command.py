@@ -18,25 +18,31 @@ _REQUIRED: Final = {"PIL": "Pillow", "skimage": "scikit-image", "transformers": 
 
 def demo(
     images: Annotated[
-        Path | None, typer.Option(help="A directory of your own images. Default: photographs that scikit-image ships.")
+        Path | None,
+        typer.Option(metavar="DIRECTORY", help="Your own images. Default: photographs that scikit-image ships."),
     ] = None,
-    encoders: Annotated[int, typer.Option(min=1, max=32, help="Encoder processes.")] = 2,
-    prefills: Annotated[int, typer.Option(min=1, max=32, help="Prefill processes.")] = 2,
+    encoders: Annotated[int, typer.Option(min=1, max=32, metavar="N", help="Encoder processes.")] = 2,
+    prefills: Annotated[int, typer.Option(min=1, max=32, metavar="N", help="Prefill processes.")] = 2,
     requests: Annotated[
-        int | None, typer.Option(min=1, max=100_000, help="Requests in all. Default: eight for each image.")
+        int | None,
+        typer.Option(min=1, max=100_000, metavar="N", help="Requests in all. Default: eight for each image."),
     ] = None,
     weights: Annotated[
         Path | None,
-        typer.Option(help="A local SigLIP or CLIP checkpoint. Default: SigLIP base with seeded random weights."),
+        typer.Option(
+            metavar="DIRECTORY",
+            help="A local SigLIP or CLIP checkpoint. Default: SigLIP base with seeded random weights.",
+        ),
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
     ] = False,
 ) -> None:
-    """Encode photographs in some processes, read the embeddings in others, and check every bit.
+    """Encode photographs, read them elsewhere, and check every bit.
 
-    Starts a cluster of its own on this machine and stops it at the end. Exits with 1 if any embedding differs from a
-    direct encode, if any photograph was encoded twice, or if a request was not served.
+    Some processes encode, others read the embeddings. Starts a cluster of its own on this machine and stops it at the
+    end. Exits with 1 if any embedding differs from a direct encode, if any photograph was encoded twice, or if a
+    request was not served.
     """
     missing = [name for module, name in _REQUIRED.items() if importlib.util.find_spec(module) is None]
     if missing:

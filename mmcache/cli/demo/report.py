@@ -40,6 +40,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str]
     requests: int
     unique_images: int
+    model: str
+    """What the encoders run, for people."""
     encodes: int
     embeddings_checked: int
     encoders: Reads
@@ -84,6 +86,7 @@ def make_report(
     read: Sequence[Served],
     requests: int,
     unique_images: int,
+    model: str,
     counters: Mapping[str, Mapping[str, int]],
     encoders: Sequence[str],
     prefills: Sequence[str],
@@ -101,6 +104,7 @@ def make_report(
         problems=list(problems),
         requests=requests,
         unique_images=unique_images,
+        model=model,
         encodes=len(encode_ms),
         embeddings_checked=len(encoded) + len(read),
         encoders=count_reads(encoded, [counters[name] for name in encoders]),
@@ -119,11 +123,14 @@ def _milliseconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g} ms" if value < 100 else f"{value:.0f} ms"
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def tables(report: Report) -> tuple[Table, Table]:
     """The figures for people: who did what, and how long it took."""
-    counts = Table(
-        "", "encoders", "prefills", title=f"{report.requests} requests for {report.unique_images} photographs"
-    )
+    title = f"{_count(report.requests, 'request')} for {_count(report.unique_images, 'photograph')}"
+    counts = Table("", "encoders", "prefills", title=title)
     timings = Table("", "count", "p50", "p99", title="Time")
     for table in (counts, timings):
         for column in table.columns[1:]:
@@ -149,17 +156,23 @@ def tables(report: Report) -> tuple[Table, Table]:
 
 
 def verdict(report: Report) -> str:
-    """The result in a sentence."""
+    """The result in a few sentences."""
     if not report.ok:
         counted = [
             f"{process} counted {', '.join(f'{name} {count}' for name, count in counters.items() if count)}"
             for process, counters in report.counters.items()
         ]
         return "\n  ".join(["FAILED:", *report.problems, *counted])
-    times = ""
-    if report.hit.p50_ms and report.encode.p50_ms:
-        times = f" A hit takes 1/{report.encode.p50_ms / report.hit.p50_ms:,.0f} of an encode (p50)."
-    return (
-        f"All {report.embeddings_checked} embeddings equal a direct encode bit by bit, and each of the "
-        f"{report.unique_images} photographs was encoded once.{times}"
-    )
+    photographs = "the photograph" if report.unique_images == 1 else f"each of the {report.unique_images} photographs"
+    sentences = [
+        f"All {report.embeddings_checked} embeddings equal a direct encode bit by bit, "
+        f"and {photographs} was encoded once.",
+        f"Encoded with {report.model}.",
+    ]
+    hit_ms, encode_ms = report.remote_hit.p50_ms, report.encode.p50_ms
+    if hit_ms and encode_ms:
+        times = f"{encode_ms / hit_ms:,.3g} times as long"
+        sentences.append(
+            f"A hit in the store took {_milliseconds(hit_ms)}, an encode {_milliseconds(encode_ms)} (p50): {times}."
+        )
+    return "\n".join(sentences)

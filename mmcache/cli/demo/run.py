@@ -49,8 +49,8 @@ def run_demo(options: DemoOptions, stages: Stages) -> Report:
     """
     began = time.monotonic()
     # Absolute, since the processes run elsewhere.
-    images = None if options.images is None else options.images.absolute()
-    weights = None if options.weights is None else options.weights.absolute()
+    images = None if options.images is None else options.images.resolve()
+    weights = None if options.weights is None else options.weights.resolve()
     if weights is not None:
         Checkpoint(weights)  # a wrong directory is refused here, not by each process
     with stages.stage("reading photographs"):
@@ -87,6 +87,7 @@ def run_demo(options: DemoOptions, stages: Stages) -> Report:
         read=router.read,
         requests=len(requests),
         unique_images=len(unique),
+        model="SigLIP base with seeded random weights" if weights is None else f"the checkpoint {weights}",
         counters=counters,
         encoders=encoders,
         prefills=prefills,
@@ -99,9 +100,10 @@ def _photographs(directory: Path | None, stages: Stages) -> Sequence[Photograph]
     found = find_photographs(directory)
     if found.unreadable:
         names = ", ".join(path.name for path in found.unreadable[:5])
-        stages.note(f"{len(found.unreadable)} files are not images that Pillow reads and are left out: {names} …")
+        more = f", and {len(found.unreadable) - 5} more" if len(found.unreadable) > 5 else ""
+        stages.note(f"left out, since Pillow reads no image in it: {names}{more}")
     if found.left_out:
-        stages.note(f"only the first {len(found.photographs)} images are used; {found.left_out} are left out")
+        stages.note(f"only the first {len(found.photographs)} images are used; left out: {found.left_out}")
     return found.photographs
 
 

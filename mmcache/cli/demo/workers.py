@@ -49,7 +49,9 @@ class Worker(Child):
     def ended(self, doing: str) -> DemoError:
         """What to raise when it stopped answering."""
         self._wait()
-        return DemoError(f"{self.name} closed its pipe and {self.describe_end()} {doing}:\n{self.log_tail()}")
+        how = "closed its pipe" if self.status is None else self.describe_end()
+        tail = f":\n{self.log_tail()}" if self.log.stat().st_size else ""  # killed ones wrote nothing
+        return DemoError(f"{self.name} {how} {doing}{tail}")
 
     def _wait(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):

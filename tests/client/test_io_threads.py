@@ -1,0 +1,180 @@
+"""What a call used is given back exactly once, when the call has really ended, whichever way it ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from cluster import wait_until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serving import Serving, key_of, store_of
+
+from mmcache.client.calls import Call, IoThreads, Overloaded
+from mmcache.errors import DeadlineExceeded, LifecycleError, StoreUnavailable
+
+LONG = 20.0
+
+
+class Disposals:
+    """A `dispose`, and what it was called with."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[object, bool]] = []
+
+    def __call__(self, result: object, began: bool) -> None:
+        self.seen.append((result, began))
+
+
+def soon() -> float:
+    return time.monotonic() + LONG
+
+
+def raising(error: BaseException) -> Callable[[], str]:
+    def work() -> str:
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_a_call_that_is_abandoned_at_any_time_disposes_once_when_it_has_ended(when: str, raises: bool) -> None:
+    disposals = Disposals()
+    ran: list[bool] = []
+
+    def work() -> str:
+        ran.append(True)
+        if when == "during":
+            call.abandon(disposals)
+            assert disposals.seen == [], "its memory is in use"
+        if raises:
+            raise OSError("late")
+        return "late"
+
+    call = Call(work)
+    if when == "before":
+        call.abandon(disposals)
+        assert disposals.seen == [(None, False)]
+    call.run()
+    if when == "after":
+        call.abandon(disposals)
+    if when == "before":
+        assert not ran
+        assert disposals.seen == [(None, False)]
+    else:
+        assert disposals.seen == [(None if raises else "late", True)]
+
+
+def test_a_result_in_time_disposes_nothing() -> None:
+    io, disposals = IoThreads(1), Disposals()
+    assert io.perform(lambda: "result", deadline=soon(), dispose=disposals) == "result"
+    assert io.close(soon())
+    assert disposals.seen == []
+
+
+@pytest.mark.parametrize(
+    ("error", "began"),
+    [(StoreUnavailable("refused before anything was sent"), False), (OSError("anything else"), True)],
+    ids=["refused", "failed"],
+)
+def test_what_the_work_raises_reaches_the_caller_and_disposes_once(error: Exception, began: bool) -> None:
+    io, disposals = IoThreads(1), Disposals()
+    with pytest.raises(type(error)):
+        io.perform(raising(error), deadline=soon(), dispose=disposals)
+    assert io.close(soon())
+    assert disposals.seen == [(None, began)]
+
+
+def test_calls_that_reach_their_deadline_dispose_once_late_or_never_begun_and_more_are_refused() -> None:
+    io = IoThreads(1, max_pending=1)
+    running, queued, refused, closed = (Disposals() for _ in range(4))
+    begun, go_on, ran = threading.Event(), threading.Event(), []
+
+    def slow() -> str:
+        begun.set()
+        assert go_on.wait(LONG)
+        return "late"
+
+    with pytest.raises(DeadlineExceeded):
+        io.perform(slow, deadline=time.monotonic() + 0.2, dispose=running)
+    assert begun.is_set()
+    assert running.seen == [], "its memory is in use"
+    with pytest.raises(DeadlineExceeded):
+        io.perform(lambda: ran.append("queued"), deadline=time.monotonic(), dispose=queued)
+    assert queued.seen == [(None, False)]
+    with pytest.raises(Overloaded, match="1 calls are waiting"):
+        io.perform(lambda: ran.append("refused"), deadline=soon(), dispose=refused)
+    assert refused.seen == [(None, False)]
+    go_on.set()
+    assert io.close(soon())
+    with pytest.raises(LifecycleError):
+        io.perform(lambda: ran.append("closed"), deadline=soon(), dispose=closed)
+    assert [running.seen, queued.seen, refused.seen, closed.seen] == [
+        [("late", True)],
+        [(None, False)],
+        [(None, False)],
+        [(None, False)],
+    ]
+    assert ran == []
+
+
+@settings(max_examples=15)
+@given(st.lists(st.tuples(st.sampled_from(["returns", "raises", "refused"]), st.integers(0, 3)), max_size=60))
+def test_whatever_races_each_call_has_a_result_or_is_disposed_of_once(calls: list[tuple[str, int]]) -> None:
+    io = IoThreads(2, max_pending=8)
+    errors = {"raises": OSError("failed"), "refused": StoreUnavailable("refused")}
+
+    def perform(ending: str, patience: int) -> tuple[bool, Disposals]:
+        disposals = Disposals()
+        work = raising(errors[ending]) if ending in errors else (lambda: "result")
+        try:
+            # deadlines from the past to a little later than the result, so that the two meet
+            io.perform(work, deadline=time.monotonic() + patience * 2e-5, dispose=disposals)
+        except (OSError, StoreUnavailable, DeadlineExceeded):
+            return False, disposals
+        return True, disposals
+
+    with ThreadPoolExecutor(4) as callers:
+        outcomes = list(callers.map(lambda call: perform(*call), calls))
+    assert io.close(soon())
+    assert all(len(disposals.seen) == (0 if has_result else 1) for has_result, disposals in outcomes)
+
+
+def test_a_cache_with_too_many_calls_under_way_misses_and_drops_at_once_and_goes_on_after(serving: Serving) -> None:
+    keys = [key_of(f"overloaded-{number}") for number in range(3)]
+    writer = serving.connect()
+    assert all(result.readable for result in writer.put_many([(key, torch.ones(10)) for key in keys]))
+    cache = serving.connect(io_threads=1, local_entries=False)
+    cache._io._max_pending = 1
+    store = store_of(cache)
+    read_into, begun, go_on = store.read_into, threading.Event(), threading.Event()
+
+    def slow_read_into(*arguments, **named):
+        begun.set()
+        assert go_on.wait(LONG)
+        return read_into(*arguments, **named)
+
+    store.read_into = slow_read_into
+    with ThreadPoolExecutor(2) as threads:
+        running = threads.submit(cache.get, keys[0], timeout=LONG)
+        assert begun.wait(LONG)
+        queued = threads.submit(cache.get, keys[1], timeout=LONG)
+        wait_until(lambda: cache._io._queue.qsize() == 1, timeout=LONG, what="a call in the queue")
+        used = cache.stats()["pool.used"]
+        started = time.monotonic()
+        assert cache.get(keys[2], timeout=LONG) is None
+        assert cache.put(key_of("overloaded-put"), torch.ones(10), timeout=LONG) == ("dropped", "unavailable")
+        assert time.monotonic() - started < LONG / 2
+        assert cache.stats()["miss.unavailable"] == 1
+        assert cache.stats()["pool.used"] == used
+        go_on.set()
+        assert running.result(LONG) is not None
+        assert queued.result(LONG) is not None
+    assert cache.get(keys[2]) is not None
+    assert cache.stats()["store.attached"] == 1
+    assert not cache.stats().get("attachment_lost")
