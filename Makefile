@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEBIAN_PACKAGES := libibverbs1 librdmacm1 libnuma1
-# Build of torch for machines without a GPU; a bare `torch` can pull gigabytes of CUDA libraries.
+# The torch that is tested. Where pip has no CPU build of it to offer, it is the CUDA one, of several gigabytes.
 TORCH ?= torch==2.13.0
 
 .PHONY: help setup demo test lint format clean

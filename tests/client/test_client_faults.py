@@ -12,6 +12,7 @@ from cluster import free_port, wait_until
 from serving import Serving, key_of, store_of
 
 from mmcache import ControllerUnavailable, LifecycleError, MMCache, StoreUnavailable
+from mmcache.client import attachment
 
 
 def quick(started: float, deadline: float) -> bool:
@@ -184,6 +185,30 @@ def test_a_read_whose_remote_owner_is_stopped_ends_at_its_deadline_and_changes_n
         assert torch.equal(tensor, torch.full_like(tensor, float(number + 2))), (
             "a block was overwritten after its reuse"
         )
+
+
+def test_a_pool_worn_out_by_quarantine_is_replaced_and_old_tensors_keep_their_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attachment, "SHORTEST_LIFE_SECONDS", 0.0)
+    with Serving(segment_bytes=64 << 20) as serving:
+        near = serving.store.start_owner(0)
+        writer = serving.connect(serving.write_config("remote.yaml"))
+        values = {number: torch.full((150_000,), float(number)) for number in range(3)}
+        for number, value in values.items():
+            assert writer.put(key_of(number), value).readable
+        reader = serving.connect(
+            serving.write_config("near.yaml", sidecar=near.address), local_entries=False, pool_bytes=1_500_000
+        )
+        held = reader.get(key_of(0))
+        assert held is not None
+        worn_out = reader._attacher.current
+        with serving.sidecar.stopped():
+            assert reader.get(key_of(1), timeout=0.5) is None
+            wait_until(lambda: reader._attacher.current is not worn_out, timeout=60, what="the end of the attachment")
+        wait_until(lambda: reader.get(key_of(2)) is not None, timeout=20, what="a read through fresh memory")
+        assert torch.equal(held.tensor, values[0])
+        assert reader.stats()["attachment_lost"] == 1
 
 
 def _use_in_child(cache: MMCache, outcome: multiprocessing.Queue[str]) -> None:

@@ -22,12 +22,11 @@ def test_the_python_examples_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     examples = blocks("python")
     assert len(examples) >= 4
     with Serving() as serving:
-        monkeypatch.chdir(serving.folder)
-        names: dict[str, object] = {"__name__": "readme"}
+        monkeypatch.setenv("MMCACHE_CONFIG", str(serving.config))
         for example in examples:
-            exec(compile(example, "example", "exec"), names)
+            exec(compile(example, "example", "exec"), {"__name__": "readme"})
     printed = capsys.readouterr().out
-    assert "torch.Size([576, 1152]) [1, 24, 24] local" in printed
+    assert "stored\ntorch.Size([576, 1152]) [1, 24, 24] local" in printed
     assert "32 local" in printed or "32 store" in printed  # its copy may have made room for others
     assert "['deepstack_0', 'deepstack_1', 'deepstack_2']" in printed
 
