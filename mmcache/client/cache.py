@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import logging
 import os
-import socket
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,15 +14,13 @@ from typing import TypeVar
 import torch
 
 from mmcache import config
-from mmcache.client.attachment import Attacher
-from mmcache.client.calls import IoThreads
 from mmcache.client.compute import Computation, ComputeMany, Timeouts
 from mmcache.client.local import Expectation, Like
 from mmcache.client.names import NamedKey
-from mmcache.client.publish import DUPLICATE, Encoded, Publication, Publisher, dropped
-from mmcache.client.reads import ABSENT, Reader
+from mmcache.client.parts import Parts
+from mmcache.client.publish import DUPLICATE, Encoded, Publication, dropped
+from mmcache.client.reads import ABSENT
 from mmcache.client.results import Embedding, EntryInfo, PutResult
-from mmcache.control.channel import ControlChannel
 from mmcache.entry import decode_info
 from mmcache.errors import (
     CORRUPT_REASONS,
@@ -41,17 +35,10 @@ from mmcache.errors import (
     StoreUnavailable,
 )
 from mmcache.key import EmbeddingKey
-from mmcache.metrics import Counters
-from mmcache.store.base import Store
-from mmcache.store.mooncake import MooncakeStore
 
 _log = logging.getLogger(__name__)
-_open: weakref.WeakSet[MMCache] = weakref.WeakSet()
 _Result = TypeVar("_Result")
 _LONGEST_TIMEOUT_S = 86_400.0
-
-DEFAULT_OBJECT_BYTES = 1 << 20
-"""Where neither name nor scope was seen before, a read first tries with a block of this size."""
 
 
 class MMCache:
@@ -64,38 +51,15 @@ class MMCache:
 
     def __init__(self, settings: config.Settings) -> None:
         """Start the client's threads; use `connect`, which also waits until they can serve."""
-        client = settings.client
         self._settings = settings
-        self._process = os.getpid()
         self._closed = False
-        name = client.name or f"{socket.gethostname()}:{os.getpid()}"
-        self._counters = Counters()
-        self._io = IoThreads(client.io_threads)
-        self._attacher = Attacher(lambda: _attach(settings), pool_bytes=client.pool_bytes, counters=self._counters)
-        self._channel = ControlChannel(settings.control.address, name=name, counters=self._counters)
-        self._reader = Reader(
-            io=self._io,
-            channel=self._channel,
-            attacher=self._attacher,
-            counters=self._counters,
-            verify=client.verify,
-            local_entries=client.local_entries,
-            default_bytes=min(DEFAULT_OBJECT_BYTES, client.pool_bytes // 16),
-        )
-        self._publisher = Publisher(
-            io=self._io,
-            channel=self._channel,
-            attacher=self._attacher,
-            counters=self._counters,
-            producer=name,
-            local_entries=client.local_entries,
-            check_finite=client.check_finite,
-            damaged=self._reader.damaged,
-        )
-        parts = (self._process, self._channel, self._attacher, self._io)
-        self._end = functools.partial(_end_parts, *parts)
-        weakref.finalize(self, _end_unattended, *parts).atexit = False
-        _open.add(self)
+        self._parts = Parts(settings)
+        self._counters = self._parts.counters
+        self._attacher = self._parts.attacher
+        self._channel = self._parts.channel
+        self._reader = self._parts.reader
+        self._publisher = self._parts.publisher
+        weakref.finalize(self, self._parts.end_unattended).atexit = False
 
     @classmethod
     def connect(cls, path: str | Path | None = None, **client: object) -> MMCache:
@@ -115,25 +79,11 @@ class MMCache:
         settings = config.load(path, overrides={f"client.{name}": value for name, value in client.items()})
         cache = cls(settings)
         try:
-            cache._start()
+            cache._parts.start()
         except BaseException:
             cache.close()
             raise
         return cache
-
-    def _start(self) -> None:
-        deadline = time.monotonic() + self._settings.client.connect_timeout
-        # The store first: its set-up can hold the interpreter for seconds, which a young session would not outlive.
-        attachment = self._attacher.start(deadline - time.monotonic())
-        self._channel.start()
-        view = self._channel.wait_fresh(max(0.5, deadline - time.monotonic()))
-        if view is None:
-            _log.warning("no controller at %s yet; reads miss until it answers", self._settings.control.address)
-        if self._settings.client.strict:
-            if attachment is None:
-                self._attacher.require()
-            if view is None:
-                raise ControllerUnavailable(f"no controller answers at {self._settings.control.address}")
 
     # Reading
 
@@ -395,8 +345,7 @@ class MMCache:
     def close(self) -> None:
         """End the session and detach from the store. Idempotent. Tensors that were handed out stay valid."""
         self._closed = True
-        _open.discard(self)
-        self._end()
+        self._parts.end()
 
     def __enter__(self) -> MMCache:
         return self
@@ -409,7 +358,7 @@ class MMCache:
     def _check_usable(self) -> None:
         if self._closed:
             raise LifecycleError("this MMCache is closed")
-        if os.getpid() != self._process:
+        if os.getpid() != self._parts.process:
             raise LifecycleError("this MMCache belongs to the parent process: connect after fork, or use spawn")
 
     @staticmethod
@@ -451,42 +400,3 @@ def _check_keys(keys: Sequence[EmbeddingKey]) -> None:
 def _unnamed(key: EmbeddingKey) -> NamedKey:
     """A key whose name cannot be known now, for checking what was to be published under it."""
     return NamedKey.of(key, "unknown", 0)
-
-
-def _attach(settings: config.Settings) -> Store:
-    store = settings.store
-    return MooncakeStore.attach(
-        master=store.master,
-        sidecar=store.sidecar,
-        attach=store.attach,
-        metadata=store.metadata,
-        protocol=store.protocol,
-        devices=store.devices,
-        hostname=store.hostname,
-        lease_s=store.lease,
-        region_bytes=settings.client.pool_bytes,
-        timeout=settings.client.connect_timeout,
-    )
-
-
-def _end_parts(process: int, channel: ControlChannel, attacher: Attacher, io: IoThreads) -> None:
-    """The end of every part, each with a bound; in a forked child there is nothing to end."""
-    if os.getpid() != process:
-        return
-    channel.close()
-    deadline = time.monotonic() + 5.0
-    attacher.close(deadline)
-    io.close(deadline)
-
-
-def _end_unattended(process: int, channel: ControlChannel, attacher: Attacher, io: IoThreads) -> None:
-    """The end of a cache that was dropped and not closed. It may come in any thread, under any lock, so not here."""
-    arguments = (process, channel, attacher, io)
-    threading.Thread(target=_end_parts, args=arguments, name="mmcache-end", daemon=True).start()
-
-
-@atexit.register
-def _close_open_caches() -> None:
-    for cache in list(_open):
-        if cache._process == os.getpid():
-            cache.close()

@@ -31,7 +31,7 @@ _UNPUBLISHABLE = frozenset({"no_space", "quota", "no_memory", "larger_than_pool"
 _TRIES = 2
 """How often an entry that the directory promises may fail to be delivered before it is computed without it."""
 _SHORTEST_WAIT_S = 0.001
-"""What a wait counts for at least, so that waits end."""
+"""What each wait counts for besides its length, so that asking again and again ends."""
 
 
 class Timeouts(NamedTuple):
@@ -109,6 +109,7 @@ class Computation:
             if not rest or self._patience <= 0.0:
                 break
             rest = self._acquire(rest, wait_s=self._patience)
+            self._patience -= _SHORTEST_WAIT_S
         if rest:
             self._counters.add("wait_failed", len(rest))
             self._compute_all([_Task(item) for item in rest])
@@ -162,7 +163,7 @@ class Computation:
         while waiting and not acquisition.lost:
             started = time.monotonic()  # only what is spent on waiting counts, and not what is spent on computing
             resolved = acquisition.resolutions(started + self._patience)
-            self._patience -= max(time.monotonic() - started, _SHORTEST_WAIT_S)
+            self._patience -= time.monotonic() - started
             if not resolved:
                 break
             waiting.difference_update(position for position, _ in resolved)

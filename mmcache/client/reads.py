@@ -6,6 +6,7 @@ one reads and the other waits for it, within its own deadline.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -32,6 +33,8 @@ from mmcache.memory.pool import Block, RegisteredPool
 from mmcache.metrics import Counters, Latency
 from mmcache.store.base import Outcome, ReadResult
 
+_log = logging.getLogger(__name__)
+
 ABSENT = "absent"
 """The one reason for a miss that is no failure."""
 
@@ -44,7 +47,7 @@ UNPUBLISHED = frozenset({ABSENT, Outcome.IN_PROGRESS.value, *CORRUPT_REASONS})
 class ReadBatch:
     """One read under way, and in the end its outcome: embeddings by name, and why the others are missing."""
 
-    __slots__ = ("began", "deadline", "expect", "found", "missing")
+    __slots__ = ("began", "deadline", "expect", "found", "missing", "nbytes")
 
     def __init__(self, expect: Expectation | None, deadline: float) -> None:
         self.began = time.monotonic()
@@ -52,6 +55,8 @@ class ReadBatch:
         self.deadline = deadline
         self.found: dict[str, Embedding] = {}
         self.missing: dict[str, str] = {}
+        self.nbytes = 0
+        """Bytes of the pool that what was read from the store takes."""
 
     def miss(self, wanted: Sequence[NamedKey], reason: str) -> None:
         """All of these are missing for one reason."""
@@ -96,6 +101,7 @@ class Reader:
         self._sizes = ExpectedSizes(default_bytes=default_bytes)
         self._flights: dict[str, _Flight] = {}
         self._flights_lock = threading.Lock()
+        self._told_of_full_pool = False
         self.damaged: OrderedDict[str, None] = OrderedDict()
         """Names under which there is something that is not their entry: a put would not replace it. Bounded."""
         self.store_latency = Latency()
@@ -126,6 +132,9 @@ class Reader:
             pending = self._read_once(pending, batch)
         for reason in batch.missing.values():
             self._counters.add("miss", reason=reason)
+            if reason == "no_memory" and not self._told_of_full_pool:
+                self._told_of_full_pool = True
+                _log.warning("the pool is full of tensors that are still held: raise client.pool_bytes, or clone them")
         return batch
 
     def _read_once(self, pending: dict[str, NamedKey], batch: ReadBatch) -> dict[str, NamedKey]:
@@ -242,16 +251,22 @@ class Reader:
     def _read_sized(self, attachment: Attachment, wanted: list[NamedKey], batch: ReadBatch) -> None:
         """Read objects of known sizes, waiting for room in the pool if need be."""
         pool = attachment.pool
-        batch.miss([item for item in wanted if item.nbytes > pool.capacity], "larger_than_pool")
-        fitting = [item for item in wanted if item.nbytes <= pool.capacity]
+        room = pool.capacity - batch.nbytes  # what this batch has found already stays held until it returns
+        fitting: list[NamedKey] = []
+        for item in wanted:
+            if item.nbytes > pool.capacity:
+                batch.missing[item.name] = "larger_than_pool"
+            elif item.nbytes > room:
+                batch.missing[item.name] = "no_memory"
+            else:
+                room -= item.nbytes
+                fitting.append(item)
         if not fitting:
             return
         try:
             blocks = pool.allocate_many([item.nbytes for item in fitting], deadline=batch.deadline)
-        except PoolExhausted as error:
-            half = 0 if error.fits else len(fitting) // 2  # more than the pool can hold at once: read what it can
-            self._read_sized(attachment, fitting[:half], batch)
-            batch.miss(fitting[half:], "no_memory")
+        except PoolExhausted:
+            batch.miss(fitting, "no_memory")
         else:
             self._read_into(attachment, fitting, blocks, batch)
 
@@ -323,5 +338,6 @@ class Reader:
             batch.missing[item.name] = error.reason
             return
         batch.found[item.name] = embedding
+        batch.nbytes += nbytes
         self._counters.add("hit", reason="store")
         self._counters.add("bytes_read", nbytes)

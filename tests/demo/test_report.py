@@ -54,7 +54,7 @@ def test_the_report_tells_hits_of_prefills_and_encodes_of_encoders() -> None:
 def test_a_right_run_says_so_and_compares_an_encode_with_a_hit_in_the_store_not_with_a_local_one() -> None:
     assert verdict(report([])).splitlines() == [
         "All 7 embeddings equal a direct encode bit by bit, and the photograph was encoded once.",
-        "Encoded with a tower with seeded random weights.",
+        "The encoder was a tower with seeded random weights.",
         "A hit in the store took 2 ms, an encode 400 ms (p50): 200 times as long.",
     ]
 

@@ -167,7 +167,7 @@ def verdict(report: Report) -> str:
     sentences = [
         f"All {report.embeddings_checked} embeddings equal a direct encode bit by bit, "
         f"and {photographs} was encoded once.",
-        f"Encoded with {report.model}.",
+        f"The encoder was {report.model}.",
     ]
     hit_ms, encode_ms = report.remote_hit.p50_ms, report.encode.p50_ms
     if hit_ms and encode_ms:
