@@ -105,6 +105,7 @@ class Serving:
         segment_bytes: what the sidecar lends.
         remote_bytes: what `remote` lends, an owner that no client attaches to; 0: there is none.
         lease_ms: the store's read lease.
+        master_options: for its command line.
         environment: for the sidecar, besides this process's.
     """
 
@@ -117,6 +118,7 @@ class Serving:
         segment_bytes: int = 256 << 20,
         remote_bytes: int = 0,
         lease_ms: int = 10_000,
+        master_options: tuple[str, ...] = (),
         environment: Mapping[str, str] = NO_VARIABLES,
         session_ttl: float = 2.0,
         claim_timeout: float = 3.0,
@@ -124,7 +126,7 @@ class Serving:
         self._folder = tempfile.TemporaryDirectory(prefix="mmcache-test-")
         self.folder = Path(self._folder.name)
         self.store = MooncakeProcesses()
-        self.store.start_master(lease_ms=lease_ms)
+        self.store.start_master(lease_ms=lease_ms, options=master_options)
         self.sidecar: Owner = self.store.start_owner(segment_bytes, environment=environment)
         if remote_bytes:
             self.remote = self.store.start_owner(remote_bytes)

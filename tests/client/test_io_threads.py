@@ -150,7 +150,7 @@ def test_a_cache_with_too_many_calls_under_way_misses_and_drops_at_once_and_goes
     writer = serving.connect()
     assert all(result.readable for result in writer.put_many([(key, torch.ones(10)) for key in keys]))
     cache = serving.connect(io_threads=1, local_entries=False)
-    cache._io._max_pending = 1
+    cache._parts.io._max_pending = 1
     store = store_of(cache)
     read_into, begun, go_on = store.read_into, threading.Event(), threading.Event()
 
@@ -164,7 +164,7 @@ def test_a_cache_with_too_many_calls_under_way_misses_and_drops_at_once_and_goes
         running = threads.submit(cache.get, keys[0], timeout=LONG)
         assert begun.wait(LONG)
         queued = threads.submit(cache.get, keys[1], timeout=LONG)
-        wait_until(lambda: cache._io._queue.qsize() == 1, timeout=LONG, what="a call in the queue")
+        wait_until(lambda: cache._parts.io._queue.qsize() == 1, timeout=LONG, what="a call in the queue")
         used = cache.stats()["pool.used"]
         started = time.monotonic()
         assert cache.get(keys[2], timeout=LONG) is None
