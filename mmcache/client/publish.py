@@ -249,10 +249,12 @@ class Publisher:
         copied = [item for item in items if item.name not in in_place]
         try:
             blocks = pool.allocate_many([item.object_bytes for item in copied], deadline=deadline)
-        except PoolExhausted as error:
+        except BaseException as error:
             for block in in_place.values():
                 self._in_place.pop(block.address, None)
                 pool.unhold(block)
+            if not isinstance(error, PoolExhausted):
+                raise
             if error.fits or len(items) == 1:
                 results.update((item.name, dropped("no_memory")) for item in items)
                 return
