@@ -198,6 +198,7 @@ def _name_stem(lineage: str, scope: Scope) -> str:
     return f"mmc1.{lineage}.{scope.digest.hex()}."
 
 
+@functools.lru_cache(maxsize=16_384)
 def store_name(key: EmbeddingKey, *, lineage: str, generation: int) -> str:
     """The name under which the store keeps `key` at `generation`, in the world of the controller with `lineage`."""
     if generation < 0:

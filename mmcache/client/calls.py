@@ -73,6 +73,40 @@ class Call(Generic[_Result]):
             disposal(self._result, True)
 
 
+class HandOff(Generic[_Result]):
+    """Work on an I/O thread whose caller waits for it until a deadline.
+
+    When the caller gets no result, `dispose(late result or None, whether the work ever began)` runs exactly once, when
+    the work has really ended, to give back what it used.
+    """
+
+    __slots__ = ("_dispose", "call")
+
+    def __init__(self, call: Call[_Result], dispose: Callable[[_Result | None, bool], None]) -> None:
+        self.call = call
+        self._dispose = dispose
+
+    def result(self, deadline: float) -> _Result:
+        """Wait for the result.
+
+        Raises:
+            DeadlineExceeded: the work goes on, or will be skipped.
+            StoreUnavailable: refused before any transfer began. And whatever else the work raises.
+        """
+        try:
+            return self.call.wait(deadline)
+        except StoreUnavailable:
+            self.call.abandon(lambda _result, _began: self._dispose(None, False))
+            raise
+        except BaseException:
+            self.drop()
+            raise
+
+    def drop(self) -> None:
+        """Wait for it no more."""
+        self.call.abandon(self._dispose)
+
+
 class IoThreads:
     """Up to `count` daemon threads with a bounded queue: a call that hangs must not keep the process from ending."""
 
@@ -92,6 +126,18 @@ class IoThreads:
         self._enqueue(call)
         return call
 
+    def hand_off(
+        self, work: Callable[[], _Result], dispose: Callable[[_Result | None, bool], None]
+    ) -> HandOff[_Result]:
+        """Queue work that uses something which `dispose` gives back; see `HandOff`. Raises as `submit` does."""
+        hand_off = HandOff(Call(work), dispose)
+        try:
+            self._enqueue(hand_off.call)
+        except BaseException:  # an interrupt, even: it may be queued, or running
+            hand_off.drop()
+            raise
+        return hand_off
+
     def perform(
         self,
         work: Callable[[], _Result],
@@ -99,25 +145,8 @@ class IoThreads:
         deadline: float,
         dispose: Callable[[_Result | None, bool], None],
     ) -> _Result:
-        """Run `work` on an I/O thread and wait for its result, until the deadline.
-
-        When there is no result to return, `dispose(late result or None, whether the work ever began)` runs exactly
-        once, when the work has really ended, to give back what it used.
-
-        Raises:
-            DeadlineExceeded: the work goes on, or will be skipped.
-            StoreUnavailable: refused before any transfer began. And whatever else the work raises.
-        """
-        call = Call(work)
-        try:
-            self._enqueue(call)
-            return call.wait(deadline)
-        except StoreUnavailable:
-            call.abandon(lambda _result, _began: dispose(None, False))
-            raise
-        except BaseException:  # an interrupt, even: it may be queued, or running
-            call.abandon(dispose)
-            raise
+        """Hand work off and wait for its result."""
+        return self.hand_off(work, dispose).result(deadline)
 
     def _enqueue(self, call: Call[_Result]) -> None:
         if self._closed:

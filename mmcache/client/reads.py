@@ -18,8 +18,9 @@ from mmcache.client.calls import IoThreads
 from mmcache.client.local import Expectation, ExpectedSizes, embedding_from
 from mmcache.client.names import NamedKey
 from mmcache.client.results import Embedding
+from mmcache.client.transfers import Transfers
 from mmcache.control.channel import ControlChannel
-from mmcache.entry import decode_entry
+from mmcache.entry import EntryHeader
 from mmcache.errors import (
     CORRUPT_REASONS,
     CorruptEntry,
@@ -31,7 +32,7 @@ from mmcache.errors import (
 from mmcache.key import EmbeddingKey
 from mmcache.memory.pool import Block, RegisteredPool
 from mmcache.metrics import Counters, Latency
-from mmcache.store.base import Outcome, ReadResult
+from mmcache.store.base import Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ UNPUBLISHED = frozenset({ABSENT, Outcome.IN_PROGRESS.value, *CORRUPT_REASONS})
 class ReadBatch:
     """One read under way, and in the end its outcome: embeddings by name, and why the others are missing."""
 
-    __slots__ = ("began", "deadline", "expect", "found", "missing", "nbytes")
+    __slots__ = ("began", "deadline", "expect", "found", "from_store", "missing", "nbytes")
 
     def __init__(self, expect: Expectation | None, deadline: float) -> None:
         self.began = time.monotonic()
@@ -57,6 +58,7 @@ class ReadBatch:
         self.missing: dict[str, str] = {}
         self.nbytes = 0
         """Bytes of the pool that what was read from the store takes."""
+        self.from_store = 0
 
     def miss(self, wanted: Sequence[NamedKey], reason: str) -> None:
         """All of these are missing for one reason."""
@@ -96,7 +98,7 @@ class Reader:
         self._channel = channel
         self._attacher = attacher
         self._counters = counters
-        self._verify: Literal["full", "prefix"] = verify
+        self._transfers = Transfers(io=io, attacher=attacher, verify=verify)
         self._local_entries = local_entries
         self._sizes = ExpectedSizes(default_bytes=default_bytes)
         self._flights: dict[str, _Flight] = {}
@@ -130,6 +132,11 @@ class Reader:
         pending = {item.name: item for item in wanted}
         while pending:
             pending = self._read_once(pending, batch)
+        if batch.from_store:
+            self._counters.add("hit", batch.from_store, reason="store")
+            self._counters.add("bytes_read", batch.nbytes)
+        if len(batch.found) > batch.from_store:
+            self._counters.add("hit", len(batch.found) - batch.from_store, reason="local")
         for reason in batch.missing.values():
             self._counters.add("miss", reason=reason)
             if reason == "no_memory" and not self._told_of_full_pool:
@@ -140,8 +147,8 @@ class Reader:
     def _read_once(self, pending: dict[str, NamedKey], batch: ReadBatch) -> dict[str, NamedKey]:
         """One pass over what is local, what another call reads already, and the rest; returns what to try again."""
         remote: dict[str, NamedKey] = {}
+        started = time.perf_counter()
         for item in pending.values():
-            started = time.perf_counter()
             try:
                 embedding = self.local(item, batch.expect)
             except CorruptEntry as error:
@@ -151,9 +158,8 @@ class Reader:
                 remote[item.name] = item
             else:
                 batch.found[item.name] = embedding
-                self._counters.add("hit", reason="local")
-                self.local_latency.add(time.perf_counter() - started)
         if not remote:
+            self.local_latency.add(time.perf_counter() - started)
             return {}
         others = self._fly(remote, batch)
         again: dict[str, NamedKey] = {}
@@ -274,61 +280,40 @@ class Reader:
 
     def _read_into(self, attachment: Attachment, wanted: list[NamedKey], blocks: list[Block], batch: ReadBatch) -> None:
         """Read each object into its block; those larger than that once more, now that their size is known."""
-        try:
-            results = self._transfer(attachment, wanted, blocks, batch.deadline)
-        except DeadlineExceeded:
-            batch.miss(wanted, "deadline")
-            return
         larger: list[NamedKey] = []
-        for item, block, result in zip(wanted, blocks, results, strict=True):
-            if result.outcome is Outcome.OK:
-                self._accept(attachment.pool, item, block, result.nbytes, batch)
+        for part in self._transfers.read(attachment, wanted, blocks, batch.deadline):
+            if part.arrivals is None:
+                batch.miss(part.wanted, "deadline")
                 continue
-            self._attacher.give_back(attachment, block, settled=result.settled)
-            if result.outcome is not Outcome.TOO_SMALL:
-                batch.missing[item.name] = ABSENT if result.outcome is Outcome.NOT_FOUND else result.outcome.value
-            elif batch.expect is not None:
-                batch.missing[item.name] = "unexpected"
-            elif result.nbytes <= item.nbytes:  # smaller than it was said to be: nothing to be had from trying again
-                batch.missing[item.name] = "length"
-            else:
-                larger.append(item._replace(nbytes=result.nbytes))
+            for item, block, (result, entry) in zip(part.wanted, part.blocks, part.arrivals, strict=True):
+                if isinstance(entry, EntryHeader):
+                    self._accept(attachment.pool, item, block, entry, result.nbytes, batch)
+                    continue
+                self._attacher.give_back(attachment, block, settled=result.settled)
+                if entry is not None:
+                    self._refuse(item, entry, batch)
+                elif result.outcome is not Outcome.TOO_SMALL:
+                    batch.missing[item.name] = ABSENT if result.outcome is Outcome.NOT_FOUND else result.outcome.value
+                elif batch.expect is not None:
+                    batch.missing[item.name] = "unexpected"
+                elif result.nbytes <= item.nbytes:  # smaller than it was said to be: to try again is of no use
+                    batch.missing[item.name] = "length"
+                else:
+                    larger.append(item._replace(nbytes=result.nbytes))
         if larger:
             self._counters.add("second_round", len(larger))
             self._read_sized(attachment, larger, batch)
 
-    def _transfer(
-        self, attachment: Attachment, wanted: list[NamedKey], blocks: list[Block], deadline: float
-    ) -> list[ReadResult]:
-        """One hand-off to an I/O thread. Short of a result, the blocks are given back when the transfer has ended."""
-        names = [item.name for item in wanted]
-        addresses = [block.address for block in blocks]
-        sizes = [block.nbytes for block in blocks]
-
-        def dispose(results: list[ReadResult] | None, began: bool) -> None:
-            for number, block in enumerate(blocks):
-                settled = results[number].settled if results is not None else not began
-                self._attacher.give_back(attachment, block, settled=settled)
-
-        return self._io.perform(
-            lambda: attachment.store.read_into(names, addresses, sizes, deadline=deadline),
-            deadline=deadline,
-            dispose=dispose,
-        )
-
-    def _accept(self, pool: RegisteredPool, item: NamedKey, block: Block, nbytes: int, batch: ReadBatch) -> None:
-        """Verify what came and keep it; what fails verification is given back and never seen."""
-        try:
-            header = decode_entry(
-                pool.view(block)[:nbytes], key=item.key, generation=item.generation, verify=self._verify
-            )
-        except CorruptEntry as error:
-            pool.release(block)
-            batch.missing[item.name] = error.reason
-            self.damaged[item.name] = None
-            if len(self.damaged) > MAX_DAMAGED:
-                self.damaged.popitem(last=False)
-            return
+    def _accept(
+        self,
+        pool: RegisteredPool,
+        item: NamedKey,
+        block: Block,
+        header: EntryHeader,
+        nbytes: int,
+        batch: ReadBatch,
+    ) -> None:
+        """Keep what came and was verified, and show it."""
         pool.trim(block, nbytes)
         self._sizes.learn(item.name, item.key.scope, nbytes)
         entry = pool.keep(item.name, block, header)
@@ -341,5 +326,11 @@ class Reader:
             return
         batch.found[item.name] = embedding
         batch.nbytes += nbytes
-        self._counters.add("hit", reason="store")
-        self._counters.add("bytes_read", nbytes)
+        batch.from_store += 1
+
+    def _refuse(self, item: NamedKey, error: CorruptEntry, batch: ReadBatch) -> None:
+        """What fails verification is never seen, and remembered: a put would not replace it."""
+        batch.missing[item.name] = error.reason
+        self.damaged[item.name] = None
+        if len(self.damaged) > MAX_DAMAGED:
+            self.damaged.popitem(last=False)
