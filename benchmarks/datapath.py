@@ -34,6 +34,9 @@ SIZES = {"64 KiB": 64 * KIB, "1 MiB": MIB, "4 MiB": 4 * MIB, "16 MiB": 16 * MIB}
 """Sizes of whole objects, prefix included, so that the raw store moves exactly the same bytes."""
 POOL_BYTES = 640 * MIB
 
+BASELINES = ("safetensors", "memcpy")
+"""What has nothing to do with how a client is attached."""
+
 Attach = Literal["sidecar", "embedded"]
 
 
@@ -243,7 +246,11 @@ def plot(figures: dict[str, Any], path: Path) -> None:
                 if f"{contender}_ms" in row
             ]
             if points:
-                axes.plot(*zip(*points, strict=True), marker="o", label=f"{attach} {contender}")
+                axes.plot(
+                    *zip(*points, strict=True),
+                    marker="o",
+                    label=contender if contender in BASELINES else f"{attach}, {contender}",
+                )
     axes.set_ylabel("GB/s")
     axes.set_title(f"Reading {BATCH} entries that another process owns")
     axes.legend(fontsize=7)

@@ -97,6 +97,8 @@ class ExpectedSizes:
 
     def learn(self, name: str, scope: Scope, nbytes: int) -> None:
         """An object of this name had `nbytes`."""
+        if self._names.get(name) == nbytes:
+            return
         with self._lock:
             self._names[name] = nbytes
             self._names.move_to_end(name)

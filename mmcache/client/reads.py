@@ -314,7 +314,8 @@ class Reader:
         batch: ReadBatch,
     ) -> None:
         """Keep what came and was verified, and show it."""
-        pool.trim(block, nbytes)
+        if block.nbytes != nbytes:
+            pool.trim(block, nbytes)
         self._sizes.learn(item.name, item.key.scope, nbytes)
         entry = pool.keep(item.name, block, header)
         if not self._local_entries:

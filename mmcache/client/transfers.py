@@ -14,7 +14,8 @@ from mmcache.memory.pool import Block
 from mmcache.store.base import Outcome, ReadResult
 
 PART_BYTES = 8 << 20
-"""A batch of at least twice as many bytes is read in two halves at once: one is verified while the other comes."""
+"""A batch of at least twice as many bytes that is verified in full comes through the sidecar in two halves at once:
+while one is verified, the other comes. (Over TCP two halves only get into each other's way.)"""
 
 
 class Arrival(NamedTuple):
@@ -44,7 +45,8 @@ class Transfers:
         self, attachment: Attachment, wanted: list[NamedKey], blocks: list[Block], deadline: float
     ) -> Iterator[Part]:
         """The parts of a read as they end. Raises what `HandOff.result` raises; iterate to the end, or close it."""
-        half = len(wanted) // 2 if sum(block.nbytes for block in blocks) >= 2 * PART_BYTES else 0
+        divided = self._verify == "full" and attachment.store.kind == "sidecar"
+        half = len(wanted) // 2 if divided and sum(block.nbytes for block in blocks) >= 2 * PART_BYTES else 0
         parts = [part for part in (slice(0, half), slice(half, None)) if wanted[part]]
         under_way: list[tuple[slice, HandOff[list[Arrival]]]] = []
         ended = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sortedcontainers import SortedList
 
 
@@ -57,6 +59,22 @@ class ExtentAllocator:
             self._insert(offset + size, found - size)
         self._allocated[offset] = size
         return int(offset)
+
+    def allocate_run(self, sizes: Sequence[int]) -> list[int] | None:
+        """Offsets of new extents, one for each size, side by side; None if no free extent holds them all.
+
+        One choice and one split, where one after the other they would take one each.
+        """
+        reserved = [self.reserved(nbytes) for nbytes in sizes]
+        offset = self.allocate(sum(reserved))
+        if offset is None:
+            return None
+        offsets = []
+        for size in reserved:
+            self._allocated[offset] = size
+            offsets.append(offset)
+            offset += size
+        return offsets
 
     def free(self, offset: int) -> None:
         """Take a whole extent back."""

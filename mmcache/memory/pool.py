@@ -165,6 +165,19 @@ class RegisteredPool:
 
     def _carve(self, request: Request) -> list[Block]:
         """A block for each size, giving up idle entries as needed; none at all if that is not enough."""
+        offsets = self._extents.allocate_run(request.sizes) or self._carve_apart(request)
+        blocks = (
+            [
+                Block(self._address + offset, offset, nbytes, self._extents.reserved(nbytes))
+                for offset, nbytes in zip(offsets, request.sizes, strict=True)
+            ]
+            if offsets
+            else []
+        )
+        self._live.update((block.address, block) for block in blocks)
+        return blocks
+
+    def _carve_apart(self, request: Request) -> list[int]:
         offsets: list[int] = []
         for nbytes in request.sizes:
             while (offset := self._extents.allocate(nbytes)) is None and self._idle:
@@ -175,12 +188,7 @@ class RegisteredPool:
                     self._extents.free(allocated)
                 return []
             offsets.append(offset)
-        blocks = [
-            Block(self._address + offset, offset, nbytes, self._extents.reserved(nbytes))
-            for offset, nbytes in zip(offsets, request.sizes, strict=True)
-        ]
-        self._live.update((block.address, block) for block in blocks)
-        return blocks
+        return offsets
 
     def _refusal(self, request: Request) -> Exception | None:
         """Why waiting is pointless, if it is. (Whether all blocks fit around quarantined ones is not looked into.)"""

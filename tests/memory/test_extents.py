@@ -88,6 +88,21 @@ class AgainstBytes(RuleBasedStateMachine):
         self.units[best[1] : best[1] + units] = [offset] * units
         return offset
 
+    @rule(target=offsets, sizes=st.lists(st.integers(1, UNIT * UNITS // 4), min_size=1, max_size=4))
+    def allocate_run(self, sizes):
+        units = [-(-nbytes // UNIT) for nbytes in sizes]
+        best = min((run for run in self.runs() if run[0] >= sum(units)), default=None)
+        run = self.extents.allocate_run(sizes)
+        if best is None:
+            assert run is None
+            return multiple()
+        first = best[1]
+        for offset, length in zip(run, units, strict=True):
+            assert offset == first * UNIT
+            self.units[first : first + length] = [offset] * length
+            first += length
+        return multiple(*run)
+
     @rule(offset=consumes(offsets))
     def free(self, offset):
         self.extents.free(offset)
