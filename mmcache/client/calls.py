@@ -80,10 +80,13 @@ class HandOff(Generic[_Result]):
     the work has really ended, to give back what it used.
     """
 
-    __slots__ = ("_dispose", "call")
+    __slots__ = ("_dispose", "_threads", "call")
 
-    def __init__(self, call: Call[_Result], dispose: Callable[[_Result | None, bool], None]) -> None:
+    def __init__(
+        self, threads: IoThreads, call: Call[_Result], dispose: Callable[[_Result | None, bool], None]
+    ) -> None:
         self.call = call
+        self._threads = threads
         self._dispose = dispose
 
     def result(self, deadline: float) -> _Result:
@@ -104,7 +107,13 @@ class HandOff(Generic[_Result]):
 
     def drop(self) -> None:
         """Wait for it no more."""
-        self.call.abandon(self._dispose)
+        self._threads.count_overdue(1)
+
+        def end(result: _Result | None, began: bool) -> None:
+            self._threads.count_overdue(-1)
+            self._dispose(result, began)
+
+        self.call.abandon(end)
 
 
 class IoThreads:
@@ -116,6 +125,7 @@ class IoThreads:
         self._name = name
         self._max_pending = max_pending
         self._closed = False
+        self._overdue = 0
         self._idle = threading.Semaphore(0)
         self._starting = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -130,7 +140,7 @@ class IoThreads:
         self, work: Callable[[], _Result], dispose: Callable[[_Result | None, bool], None]
     ) -> HandOff[_Result]:
         """Queue work that uses something which `dispose` gives back; see `HandOff`. Raises as `submit` does."""
-        hand_off = HandOff(Call(work), dispose)
+        hand_off = HandOff(self, Call(work), dispose)
         try:
             self._enqueue(hand_off.call)
         except BaseException:  # an interrupt, even: it may be queued, or running
@@ -153,9 +163,16 @@ class IoThreads:
             raise LifecycleError("the cache is closed")
         if self._queue.qsize() >= self._max_pending:
             raise Overloaded(f"{self._max_pending} calls are waiting for the store already")
+        if self._overdue >= self._count:  # none of them would get to this one; it would only wait for its deadline
+            raise Overloaded(f"all {self._count} threads wait for calls that are overdue")
         self._queue.put(call)  # type: ignore[arg-type]
         if not self._idle.acquire(blocking=False) and len(self._threads) < self._count:
             self._start_thread()
+
+    def count_overdue(self, change: int) -> None:
+        """A call's caller has left it (1), and it has ended (-1)."""
+        with self._starting:
+            self._overdue += change
 
     def _start_thread(self) -> None:
         with self._starting:
