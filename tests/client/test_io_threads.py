@@ -91,12 +91,12 @@ def test_what_the_work_raises_reaches_the_caller_and_disposes_once(error: Except
 
 
 def test_calls_that_reach_their_deadline_dispose_once_late_or_never_begun_and_more_are_refused() -> None:
-    io = IoThreads(1, max_pending=1)
+    io = IoThreads(2, max_pending=1)
     running, queued, refused, closed = (Disposals() for _ in range(4))
-    begun, go_on, ran = threading.Event(), threading.Event(), []
+    begun, also_begun, go_on, ran = threading.Event(), threading.Event(), threading.Event(), []
 
-    def slow() -> str:
-        begun.set()
+    def slow(tell: threading.Event = begun) -> str:
+        tell.set()
         assert go_on.wait(LONG)
         return "late"
 
@@ -104,6 +104,8 @@ def test_calls_that_reach_their_deadline_dispose_once_late_or_never_begun_and_mo
         io.perform(slow, deadline=time.monotonic() + 0.2, dispose=running)
     assert begun.is_set()
     assert running.seen == [], "its memory is in use"
+    io.submit(lambda: slow(also_begun))
+    assert also_begun.wait(LONG)
     with pytest.raises(DeadlineExceeded):
         io.perform(lambda: ran.append("queued"), deadline=time.monotonic(), dispose=queued)
     assert queued.seen == [(None, False)]
@@ -121,6 +123,20 @@ def test_calls_that_reach_their_deadline_dispose_once_late_or_never_begun_and_mo
         [(None, False)],
     ]
     assert ran == []
+
+
+def test_when_all_threads_run_calls_that_are_overdue_more_are_refused_until_one_ends() -> None:
+    io = IoThreads(1)
+    go_on, late, refused, after = threading.Event(), Disposals(), Disposals(), Disposals()
+    with pytest.raises(DeadlineExceeded):
+        io.perform(lambda: go_on.wait(LONG), deadline=time.monotonic() + 0.1, dispose=late)
+    with pytest.raises(Overloaded, match="overdue"):
+        io.perform(lambda: "never", deadline=soon(), dispose=refused)
+    assert refused.seen == [(None, False)]
+    go_on.set()
+    wait_until(lambda: late.seen == [(True, True)], timeout=LONG, what="the end of the overdue call")
+    assert io.perform(lambda: "again", deadline=soon(), dispose=after) == "again"
+    assert io.close(soon())
 
 
 @settings(max_examples=15)
