@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -42,7 +43,6 @@ class AsyncMMCache:
         self._cache = cache
         self._calls = IoThreads(MAX_CALLS, name="mmcache-call")
         self._computations = IoThreads(MAX_COMPUTATIONS, name="mmcache-compute")
-        self._computing = asyncio.Semaphore(MAX_COMPUTATIONS)
 
     @classmethod
     async def connect(cls, path: str | Path | None = None, **client: object) -> AsyncMMCache:
@@ -175,21 +175,25 @@ class AsyncMMCache:
                 raise asyncio.CancelledError
             return asyncio.run_coroutine_threadsafe(run(some), loop).result()
 
+        begun = threading.Lock()  # taken by whoever comes first: the thread that begins, or we who have given up on it
+
+        def work() -> list[Embedding]:
+            if not begun.acquire(blocking=False):
+                return []
+            return self._cache.get_or_compute_many(keys, on_loop, batch=batch, like=like, meta=meta, timeout=timeout)
+
         try:
-            await asyncio.wait_for(self._computing.acquire(), patience)
-        except asyncio.TimeoutError:
-            # So many wait for each other already (computations that compute, perhaps): the cache must not stop them.
-            alone = await self._compute_alone(list(dict.fromkeys(keys)), compute, batch, meta)
-            return [alone[key] for key in keys]
-        work = _on(
-            self._computations,
-            lambda: self._cache.get_or_compute_many(keys, on_loop, batch=batch, like=like, meta=meta, timeout=timeout),
-        )
-        work.add_done_callback(lambda _: self._computing.release())
-        try:
-            return await asyncio.shield(work)
+            running_on_thread = _on(self._computations, work)
+            await asyncio.wait({running_on_thread}, timeout=max(patience, _GRACE_SECONDS))
+            if not running_on_thread.done() and begun.acquire(blocking=False):
+                # All threads wait for each other (computations that compute, perhaps): the cache must not stop them.
+                return await self._compute_alone(keys, compute, batch, meta)
+            return await asyncio.shield(running_on_thread)
+        except Overloaded:
+            return await self._compute_alone(keys, compute, batch, meta)
         except asyncio.CancelledError:
             cancelled = True
+            begun.acquire(blocking=False)
             for task in running:
                 task.cancel()
             raise
@@ -200,12 +204,13 @@ class AsyncMMCache:
         compute: Callable[[Sequence[EmbeddingKey]], Awaitable[Sequence[Encoded]]],
         batch: int,
         meta: Mapping[str, object] | None,
-    ) -> dict[EmbeddingKey, Embedding]:
+    ) -> list[Embedding]:
         found: dict[EmbeddingKey, Embedding] = {}
-        for start in range(0, len(keys), batch):
-            some = keys[start : start + batch]
+        distinct = list(dict.fromkeys(keys))
+        for start in range(0, len(distinct), batch):
+            some = distinct[start : start + batch]
             found.update(zip(some, self._cache._computed(some, await compute(some), meta), strict=True))
-        return found
+        return [found[key] for key in keys]
 
     def stats(self) -> dict[str, float]:
         """See `MMCache.stats`."""
@@ -250,6 +255,8 @@ def _on(threads: IoThreads, function: Callable[[], _Result]) -> asyncio.Future[_
         with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
             loop.call_soon_threadsafe(ending)
 
+    # Also where nobody awaits it any more, its exception has been seen.
+    future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     threads.submit(run)
     return future
 

@@ -80,7 +80,9 @@ class Attacher:
         if pool.quarantined * 4 <= pool.capacity:
             return
         with self._lock:
-            if self._worn_out is attachment or self._replacements >= MAX_REPLACEMENTS:
+            if self.current is not attachment or self._worn_out is attachment:
+                return
+            if self._replacements >= MAX_REPLACEMENTS:
                 return
             self._worn_out = attachment
             self._replacements += 1
@@ -127,15 +129,15 @@ class Attacher:
         while not self._closing.is_set():
             try:
                 self._try()
+                self.last_error = None
+                first_try_ended.set()
+                return
             except MMCacheError as error:
                 if self.last_error is None:
                     _log.warning("cannot attach to the store, reads will miss until it answers: %s", error)
                 self.last_error = error
                 self._counters.add("attach_failed")
             first_try_ended.set()
-            if self.current is not None:
-                self.last_error = None
-                return
             self._closing.wait(RETRY_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
 
     def _try(self) -> None:

@@ -6,15 +6,22 @@ really ended, or at once if it never began.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mmcache.errors import DeadlineExceeded, LifecycleError, StoreUnavailable
 
 _Result = TypeVar("_Result")
+
+
+_log = logging.getLogger(__name__)
+
+OVERDUE_SECONDS = 0.5
+"""A call that runs so long after its caller's deadline counts as stuck."""
 
 
 class Overloaded(StoreUnavailable):
@@ -52,7 +59,12 @@ class Call(Generic[_Result]):
                 self._disposal = disposal
                 return
             self._work = None
-        disposal(self._result, self._started)
+        self._dispose(disposal)
+
+    @property
+    def running(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self._started and self._work is not None
 
     def run(self) -> None:
         """On an I/O thread: do the work, unless its caller has left before it began."""
@@ -67,10 +79,19 @@ class Call(Generic[_Result]):
             self._error = error
         with self._lock:
             self._work = None
-            disposal = self._disposal
+            disposal, self._disposal = self._disposal, None
         self._done.release()
         if disposal is not None:
-            disposal(self._result, True)
+            self._dispose(disposal)
+
+    def _dispose(self, disposal: Callable[[_Result | None, bool], None]) -> None:
+        # A store that is unavailable says so before it touches anything.
+        began = self._started and not isinstance(self._error, StoreUnavailable)
+        try:
+            disposal(self._result, began)
+        except Exception:  # noqa: BLE001 - on an I/O thread nobody else would hear of it, and the thread must go on
+            _log.exception("what a call used could not be given back")
+        self._result = self._error = None  # they may hold the caller's tensors
 
 
 class HandOff(Generic[_Result]):
@@ -98,22 +119,14 @@ class HandOff(Generic[_Result]):
         """
         try:
             return self.call.wait(deadline)
-        except StoreUnavailable:
-            self.call.abandon(lambda _result, _began: self._dispose(None, False))
-            raise
         except BaseException:
             self.drop()
             raise
 
     def drop(self) -> None:
         """Wait for it no more."""
-        self._threads.count_overdue(1)
-
-        def end(result: _Result | None, began: bool) -> None:
-            self._threads.count_overdue(-1)
-            self._dispose(result, began)
-
-        self.call.abandon(end)
+        self._threads.left(self.call)
+        self.call.abandon(self._dispose)
 
 
 class IoThreads:
@@ -125,7 +138,7 @@ class IoThreads:
         self._name = name
         self._max_pending = max_pending
         self._closed = False
-        self._overdue = 0
+        self._left: dict[Call[Any], float] = {}
         self._idle = threading.Semaphore(0)
         self._starting = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -159,31 +172,47 @@ class IoThreads:
         return self.hand_off(work, dispose).result(deadline)
 
     def _enqueue(self, call: Call[_Result]) -> None:
-        if self._closed:
-            raise LifecycleError("the cache is closed")
-        if self._queue.qsize() >= self._max_pending:
-            raise Overloaded(f"{self._max_pending} calls are waiting for the store already")
-        if self._overdue >= self._count:  # none of them would get to this one; it would only wait for its deadline
-            raise Overloaded(f"all {self._count} threads wait for calls that are overdue")
-        self._queue.put(call)  # type: ignore[arg-type]
+        with self._starting:
+            if self._closed:
+                raise LifecycleError("the cache is closed")
+            if self._queue.qsize() >= self._max_pending:
+                raise Overloaded(f"{self._max_pending} calls are waiting for the store already")
+            if self._stuck():  # no thread would get to this one; it would only wait for its deadline
+                raise Overloaded(f"all {self._count} threads wait for calls that are overdue")
+            self._queue.put(call)  # type: ignore[arg-type]
         if not self._idle.acquire(blocking=False) and len(self._threads) < self._count:
             self._start_thread()
 
-    def count_overdue(self, change: int) -> None:
-        """A call's caller has left it (1), and it has ended (-1)."""
+    def left(self, call: Call[Any]) -> None:
+        """Its caller waits for this call no more, though it may run on."""
         with self._starting:
-            self._overdue += change
+            self._left[call] = time.monotonic() + OVERDUE_SECONDS
+
+    def _stuck(self) -> bool:
+        """Whether every thread has been at a call for long that nobody waits for any more."""
+        if not self._left:
+            return False
+        for call in [call for call in self._left if not call.running]:
+            del self._left[call]
+        now = time.monotonic()
+        return sum(due <= now for due in self._left.values()) >= self._count
 
     def _start_thread(self) -> None:
         with self._starting:
             if len(self._threads) < self._count and not self._closed:
                 thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:  # the system has no thread to give: those that run must do
+                    if not self._threads:
+                        raise
+                else:
+                    self._threads.append(thread)
 
     def _run(self) -> None:
         while (call := self._queue.get()) is not None:
             call.run()
+            del call  # while it waits, this thread must not keep what the call used
             self._idle.release()
 
     def close(self, deadline: float) -> bool:

@@ -32,7 +32,7 @@ from mmcache.errors import (
 from mmcache.key import EmbeddingKey
 from mmcache.memory.pool import Block, RegisteredPool
 from mmcache.metrics import Counters, Latency
-from mmcache.store.base import Outcome
+from mmcache.store.base import Outcome, ReadResult
 
 _log = logging.getLogger(__name__)
 
@@ -285,24 +285,37 @@ class Reader:
             if part.arrivals is None:
                 batch.miss(part.wanted, "deadline")
                 continue
-            for item, block, (result, entry) in zip(part.wanted, part.blocks, part.arrivals, strict=True):
-                if isinstance(entry, EntryHeader):
-                    self._accept(attachment.pool, item, block, entry, result.nbytes, batch)
-                    continue
-                self._attacher.give_back(attachment, block, settled=result.settled)
-                if entry is not None:
-                    self._refuse(item, entry, batch)
-                elif result.outcome is not Outcome.TOO_SMALL:
-                    batch.missing[item.name] = ABSENT if result.outcome is Outcome.NOT_FOUND else result.outcome.value
-                elif batch.expect is not None:
-                    batch.missing[item.name] = "unexpected"
-                elif result.nbytes <= item.nbytes:  # smaller than it was said to be: to try again is of no use
-                    batch.missing[item.name] = "length"
-                else:
-                    larger.append(item._replace(nbytes=result.nbytes))
+            arrived = zip(part.wanted, part.blocks, part.arrivals, strict=True)
+            try:
+                for item, block, (result, entry) in arrived:
+                    if isinstance(entry, EntryHeader):
+                        self._accept(attachment.pool, item, block, entry, result.nbytes, batch)
+                    else:
+                        self._attacher.give_back(attachment, block, settled=result.settled)
+                        larger += self._not_delivered(item, result, entry, batch)
+            except BaseException:
+                for _, block, (result, _) in arrived:
+                    self._attacher.give_back(attachment, block, settled=result.settled)
+                raise
         if larger:
             self._counters.add("second_round", len(larger))
             self._read_sized(attachment, larger, batch)
+
+    def _not_delivered(
+        self, item: NamedKey, result: ReadResult, error: EntryHeader | CorruptEntry | None, batch: ReadBatch
+    ) -> list[NamedKey]:
+        """Note why an object is missing, or return it with its size if its block was but too small."""
+        if isinstance(error, CorruptEntry):
+            self._refuse(item, error, batch)
+        elif result.outcome is not Outcome.TOO_SMALL:
+            batch.missing[item.name] = ABSENT if result.outcome is Outcome.NOT_FOUND else result.outcome.value
+        elif batch.expect is not None:
+            batch.missing[item.name] = "unexpected"
+        elif result.nbytes <= item.nbytes:  # smaller than it was said to be: to try again is of no use
+            batch.missing[item.name] = "length"
+        else:
+            return [item._replace(nbytes=result.nbytes)]
+        return []
 
     def _accept(
         self,
@@ -314,6 +327,7 @@ class Reader:
         batch: ReadBatch,
     ) -> None:
         """Keep what came and was verified, and show it."""
+        self.damaged.pop(item.name, None)
         if block.nbytes != nbytes:
             pool.trim(block, nbytes)
         self._sizes.learn(item.name, item.key.scope, nbytes)

@@ -141,3 +141,36 @@ def test_computations_that_compute_end_even_when_all_threads_are_taken(serving: 
                 assert embedding.tensor.item() == 1.0
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_timeout_of_zero_means_not_to_wait_for_others_and_still_reads_and_publishes(serving: Serving) -> None:
+    async def run() -> None:
+        async with await AsyncMMCache.connect(serving.config) as cache:
+
+            async def encode() -> torch.Tensor:
+                return torch.ones(1)
+
+            assert (await cache.get_or_compute(key_of("aio-zero"), encode, timeout=0.0)).source == "computed"
+            assert (await cache.get_or_compute(key_of("aio-zero"), encode, timeout=0.0)).source == "local"
+            assert cache.stats()["put.stored"] == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_cancellation_is_never_swallowed(serving: Serving, turns: int) -> None:
+    async def run() -> None:
+        async with await AsyncMMCache.connect(serving.config) as cache:
+
+            async def never() -> torch.Tensor:
+                await asyncio.Event().wait()
+                raise AssertionError
+
+            task = asyncio.create_task(cache.get_or_compute(key_of(f"aio-cancel-{turns}"), never))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(asyncio.wait_for(run(), 30))

@@ -118,6 +118,7 @@ def test_foreign_and_damaged_objects_under_our_names_are_misses_with_a_reason(se
         assert reader.get(key_of(number)) is None
         assert reader.stats()[f"miss.{reason}"] == before + 1, number
     assert reader.get_or_compute(key_of("flipped"), lambda: torch.ones(2)).source == "computed"
+    assert reader.stats()["put.damaged"] == 1, "it cannot be removed while this read's lease stands"
 
 
 def test_use_after_close_is_an_error(serving: Serving) -> None:

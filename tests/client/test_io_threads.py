@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import Serving, key_of, store_of
 
+from mmcache.client import calls
 from mmcache.client.calls import Call, IoThreads, Overloaded
 from mmcache.errors import DeadlineExceeded, LifecycleError, StoreUnavailable
 
@@ -125,7 +126,10 @@ def test_calls_that_reach_their_deadline_dispose_once_late_or_never_begun_and_mo
     assert ran == []
 
 
-def test_when_all_threads_run_calls_that_are_overdue_more_are_refused_until_one_ends() -> None:
+def test_when_all_threads_run_calls_that_are_overdue_more_are_refused_until_one_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calls, "OVERDUE_SECONDS", 0.0)
     io = IoThreads(1)
     go_on, late, refused, after = threading.Event(), Disposals(), Disposals(), Disposals()
     with pytest.raises(DeadlineExceeded):
@@ -194,3 +198,24 @@ def test_a_cache_with_too_many_calls_under_way_misses_and_drops_at_once_and_goes
     assert cache.get(keys[2]) is not None
     assert cache.stats()["store.attached"] == 1
     assert not cache.stats().get("attachment_lost")
+
+
+def test_a_late_refusal_is_disposed_of_as_never_begun_and_a_disposal_that_fails_does_not_end_its_thread() -> None:
+    io, go_on, late = IoThreads(1), threading.Event(), Disposals()
+
+    def refused() -> None:
+        assert go_on.wait(LONG)
+        raise StoreUnavailable("before anything was sent")
+
+    with pytest.raises(DeadlineExceeded):
+        io.perform(refused, deadline=time.monotonic() + 0.05, dispose=late)
+
+    def fails(_result: object, _began: bool) -> None:
+        raise OSError("cannot give back")
+
+    with pytest.raises(DeadlineExceeded):
+        io.perform(lambda: go_on.wait(LONG), deadline=time.monotonic(), dispose=fails)
+    go_on.set()
+    wait_until(lambda: late.seen == [(None, False)], timeout=LONG, what="the end of the refused call")
+    assert io.perform(lambda: "goes on", deadline=soon(), dispose=late) == "goes on"
+    assert io.close(soon())

@@ -10,6 +10,9 @@ import pytest
 import torch
 from serving import Serving, key_of
 
+from mmcache.client import reads
+from mmcache.memory.pool import ReadyEntry, RegisteredPool
+
 
 def test_threads_that_want_the_same_entry_at_once_read_it_once(serving: Serving) -> None:
     assert serving.connect().put(key_of("shared-read"), torch.ones(1 << 20)).readable
@@ -94,3 +97,33 @@ def test_a_read_that_outlasts_the_lease_of_the_welcome_is_discarded(
     assert reader.stats().get("miss.lease_expired", 0) == (0 if kept else 1)
     monkeypatch.undo()
     assert reader.get(key) is not None
+
+
+def test_a_read_that_is_broken_off_half_way_leaves_no_block_held(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [key_of(f"broken-off-{number}") for number in range(6)]
+    assert all(result.readable for result in serving.connect().put_many([(key, torch.ones(9)) for key in keys]))
+    reader = serving.connect(local_entries=False)
+    calls = 0
+
+    def fails(pool: RegisteredPool, entry: ReadyEntry, *_: object, **__: object) -> None:
+        nonlocal calls
+        calls += 1
+        pool.unhold(entry.block)
+        raise MemoryError
+
+    monkeypatch.setattr(reads, "embedding_from", fails)
+    assert reader.get_many(keys) == [None] * 6
+    assert calls == 1
+    assert reader.stats()["internal_error.MemoryError"] == 1
+    assert reader.stats()["pool.held_blocks"] == 0
+
+
+def test_a_name_that_reads_well_again_is_not_taken_for_damaged(serving: Serving) -> None:
+    assert serving.connect().put(key_of("healed"), torch.ones(2)).readable
+    reader = serving.connect(local_entries=False)
+    [named] = reader._reader.wanted([key_of("healed")]) or []
+    reader._reader.damaged[named.name] = None
+    assert reader.get(key_of("healed")) is not None
+    assert reader.put(key_of("healed"), torch.ones(2)).status == "duplicate"
