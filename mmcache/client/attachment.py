@@ -51,7 +51,7 @@ class Attacher:
         self._worn_out: Attachment | None = None
         self._replacements = 0
         self.current: Attachment | None = None
-        self.last_error: MMCacheError | None = None
+        self.last_error: Exception | None = None
 
     def start(self, timeout: float) -> Attachment | None:
         """Attach within `timeout` seconds if the store answers; otherwise go on trying in the background."""
@@ -132,11 +132,11 @@ class Attacher:
                 self.last_error = None
                 first_try_ended.set()
                 return
-            except MMCacheError as error:
-                if self.last_error is None:
+            except Exception as error:  # noqa: BLE001 - whatever the library raises, this thread must go on trying
+                if self.last_error is None and not self._closing.is_set():
                     _log.warning("cannot attach to the store, reads will miss until it answers: %s", error)
                 self.last_error = error
-                self._counters.add("attach_failed")
+                self._counters.add("attach_failed", reason=type(error).__name__)
             first_try_ended.set()
             self._closing.wait(RETRY_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
 

@@ -16,8 +16,6 @@ from typing import Any, Generic, TypeVar
 from mmcache.errors import DeadlineExceeded, LifecycleError, StoreUnavailable
 
 _Result = TypeVar("_Result")
-
-
 _log = logging.getLogger(__name__)
 
 OVERDUE_SECONDS = 0.5

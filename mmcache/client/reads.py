@@ -6,6 +6,7 @@ one reads and the other waits for it, within its own deadline.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -281,22 +282,24 @@ class Reader:
     def _read_into(self, attachment: Attachment, wanted: list[NamedKey], blocks: list[Block], batch: ReadBatch) -> None:
         """Read each object into its block; those larger than that once more, now that their size is known."""
         larger: list[NamedKey] = []
-        for part in self._transfers.read(attachment, wanted, blocks, batch.deadline):
-            if part.arrivals is None:
-                batch.miss(part.wanted, "deadline")
-                continue
-            arrived = zip(part.wanted, part.blocks, part.arrivals, strict=True)
-            try:
-                for item, block, (result, entry) in arrived:
-                    if isinstance(entry, EntryHeader):
-                        self._accept(attachment.pool, item, block, entry, result.nbytes, batch)
-                    else:
+        # Closed here and not by some later collection, so that what is still under way is disposed of in any case.
+        with contextlib.closing(self._transfers.read(attachment, wanted, blocks, batch.deadline)) as parts:
+            for part in parts:
+                if part.arrivals is None:
+                    batch.miss(part.wanted, "deadline")
+                    continue
+                arrived = zip(part.wanted, part.blocks, part.arrivals, strict=True)
+                try:
+                    for item, block, (result, entry) in arrived:
+                        if isinstance(entry, EntryHeader):
+                            self._accept(attachment.pool, item, block, entry, result.nbytes, batch)
+                        else:
+                            self._attacher.give_back(attachment, block, settled=result.settled)
+                            larger += self._not_delivered(item, result, entry, batch)
+                except BaseException:
+                    for _, block, (result, _) in arrived:
                         self._attacher.give_back(attachment, block, settled=result.settled)
-                        larger += self._not_delivered(item, result, entry, batch)
-            except BaseException:
-                for _, block, (result, _) in arrived:
-                    self._attacher.give_back(attachment, block, settled=result.settled)
-                raise
+                    raise
         if larger:
             self._counters.add("second_round", len(larger))
             self._read_sized(attachment, larger, batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Literal, NamedTuple
 
 from mmcache.client.attachment import Attacher, Attachment
@@ -43,8 +43,8 @@ class Transfers:
 
     def read(
         self, attachment: Attachment, wanted: list[NamedKey], blocks: list[Block], deadline: float
-    ) -> Iterator[Part]:
-        """The parts of a read as they end. Raises what `HandOff.result` raises; iterate to the end, or close it."""
+    ) -> Generator[Part, None, None]:
+        """The parts of a read as they end. Raises what `HandOff.result` raises. To be closed."""
         divided = self._verify == "full" and attachment.store.kind == "sidecar"
         half = len(wanted) // 2 if divided and sum(block.nbytes for block in blocks) >= 2 * PART_BYTES else 0
         parts = [part for part in (slice(0, half), slice(half, None)) if wanted[part]]
