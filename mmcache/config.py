@@ -55,6 +55,8 @@ class StoreSettings(_Section, frozen=True, kw_only=True):
 
     master: Annotated[str, Endpoint()] = "127.0.0.1:50051"
     """`host:port` of mooncake_master's RPC."""
+    metrics: Annotated[str | None, Endpoint(optional=True)] = None
+    """`host:port` of its HTTP port, for `mmcache stats` and `mmcache doctor` only."""
     sidecar: Annotated[str | None, Endpoint(optional=True)] = None
     """`host:port` of this node's `mooncake_client`, which shares memory with processes of its network namespace."""
     attach: Annotated[Literal["auto", "sidecar", "embedded"], Choice(words=("auto", "sidecar", "embedded"))] = "auto"

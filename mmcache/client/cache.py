@@ -331,7 +331,9 @@ class MMCache:
         view = self._channel.fresh() if not self._closed else None
         attachment = self._attacher.current
         stats["session.fresh"] = int(view is not None)
+        stats["controller.in_doubt"] = int(self._channel.in_doubt)
         stats["store.attached"] = int(attachment is not None)
+        stats["store.open"] = int(self._parts.health.open)
         if attachment is not None:
             stats.update((f"pool.{name}", value) for name, value in attachment.pool.stats().items())
         for name, latency in (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -29,9 +30,10 @@ class Overloaded(StoreUnavailable):
 class Call(Generic[_Result]):
     """One piece of work that was handed to an I/O thread."""
 
-    __slots__ = ("_disposal", "_done", "_error", "_lock", "_result", "_started", "_work")
+    __slots__ = ("_disposal", "_done", "_error", "_lock", "_result", "_started", "_work", "publishes")
 
-    def __init__(self, work: Callable[[], _Result]) -> None:
+    def __init__(self, work: Callable[[], _Result], *, publishes: bool = False) -> None:
+        self.publishes = publishes
         self._work: Callable[[], _Result] | None = work
         self._lock = threading.Lock()
         self._done = threading.Lock()  # held until the call has ended: cheaper to wait on than an Event
@@ -128,10 +130,18 @@ class HandOff(Generic[_Result]):
 
 
 class IoThreads:
-    """Up to `count` daemon threads with a bounded queue: a call that hangs must not keep the process from ending."""
+    """Up to `count` daemon threads with a bounded queue: a call that hangs must not keep the process from ending.
+
+    Somebody waits for a read, so publications stand back: reads are begun first, publications never take the last
+    thread (unless it is the only one), and those that do not fit into half of the queue are refused.
+    """
 
     def __init__(self, count: int, *, name: str = "mmcache-io", max_pending: int = 1024) -> None:
-        self._queue: SimpleQueue[Call[object] | None] = SimpleQueue()
+        self._turns: SimpleQueue[bool] = SimpleQueue()
+        """One for each call that is queued; False: end the thread."""
+        self._reads: deque[Call[Any]] = deque()
+        self._publications: deque[Call[Any]] = deque()
+        self._publishing = 0
         self._count = count
         self._name = name
         self._max_pending = max_pending
@@ -148,10 +158,14 @@ class IoThreads:
         return call
 
     def hand_off(
-        self, work: Callable[[], _Result], dispose: Callable[[_Result | None, bool], None]
+        self,
+        work: Callable[[], _Result],
+        dispose: Callable[[_Result | None, bool], None],
+        *,
+        publishes: bool = False,
     ) -> HandOff[_Result]:
         """Queue work that uses something which `dispose` gives back; see `HandOff`. Raises as `submit` does."""
-        hand_off = HandOff(self, Call(work), dispose)
+        hand_off = HandOff(self, Call(work, publishes=publishes), dispose)
         try:
             self._enqueue(hand_off.call)
         except BaseException:  # an interrupt, even: it may be queued, or running
@@ -165,19 +179,22 @@ class IoThreads:
         *,
         deadline: float,
         dispose: Callable[[_Result | None, bool], None],
+        publishes: bool = False,
     ) -> _Result:
         """Hand work off and wait for its result."""
-        return self.hand_off(work, dispose).result(deadline)
+        return self.hand_off(work, dispose, publishes=publishes).result(deadline)
 
     def _enqueue(self, call: Call[_Result]) -> None:
         with self._starting:
             if self._closed:
                 raise LifecycleError("the cache is closed")
-            if self._queue.qsize() >= self._max_pending:
-                raise Overloaded(f"{self._max_pending} calls are waiting for the store already")
+            most = self._max_pending // 2 if call.publishes else self._max_pending
+            if len(self._reads) + len(self._publications) >= max(1, most):
+                raise Overloaded(f"{most} calls are waiting for the store already")
             if self._stuck():  # no thread would get to this one; it would only wait for its deadline
                 raise Overloaded(f"all {self._count} threads wait for calls that are overdue")
-            self._queue.put(call)  # type: ignore[arg-type]
+            (self._publications if call.publishes else self._reads).append(call)
+            self._turns.put(True)
         if not self._idle.acquire(blocking=False) and len(self._threads) < self._count:
             self._start_thread()
 
@@ -208,10 +225,25 @@ class IoThreads:
                     self._threads.append(thread)
 
     def _run(self) -> None:
-        while (call := self._queue.get()) is not None:
-            call.run()
-            del call  # while it waits, this thread must not keep what the call used
+        while self._turns.get():
+            call = self._next(None)
+            while call is not None:
+                call.run()
+                # After a publication another can begin, which had its turn when there was no thread for it.
+                call = self._next(call) if call.publishes else None
             self._idle.release()
+
+    def _next(self, ended: Call[Any] | None) -> Call[Any] | None:
+        """The call whose turn it is; None if it has begun already, or is a publication that has to wait."""
+        with self._starting:
+            if ended is not None:
+                self._publishing -= 1
+            if self._reads:
+                return self._reads.popleft()
+            if not self._publications or self._publishing >= max(1, self._count - 1):
+                return None
+            self._publishing += 1
+            return self._publications.popleft()
 
     def close(self, deadline: float) -> bool:
         """Let the threads end; True if all did before the deadline."""
@@ -219,7 +251,7 @@ class IoThreads:
             self._closed = True
             threads = [thread for thread in self._threads if thread is not threading.current_thread()]
         for _ in threads:
-            self._queue.put(None)
+            self._turns.put(False)
         for thread in threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)

@@ -12,6 +12,7 @@ import weakref
 
 from mmcache.client.attachment import Attacher
 from mmcache.client.calls import IoThreads
+from mmcache.client.health import StoreHealth
 from mmcache.client.publish import Publisher
 from mmcache.client.reads import Reader
 from mmcache.config import Settings
@@ -44,11 +45,13 @@ class Parts:
             pool_bytes=client.pool_bytes,
             counters=self.counters,
         )
+        self.health = StoreHealth(self.attacher, self.counters)
         self.channel = ControlChannel(settings.control.address, name=name, counters=self.counters)
         self.reader = Reader(
             io=self.io,
             channel=self.channel,
             attacher=self.attacher,
+            health=self.health,
             counters=self.counters,
             verify=client.verify,
             local_entries=client.local_entries,
@@ -58,6 +61,7 @@ class Parts:
             io=self.io,
             channel=self.channel,
             attacher=self.attacher,
+            health=self.health,
             counters=self.counters,
             producer=name,
             local_entries=client.local_entries,
@@ -93,6 +97,7 @@ class Parts:
         self.channel.close()
         deadline = time.monotonic() + END_SECONDS
         self.attacher.close(deadline)
+        self.health.close(deadline)
         self.io.close(deadline)
 
     def end_unattended(self) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from mmcache.client.attachment import Attacher, Attachment
 from mmcache.client.calls import IoThreads
+from mmcache.client.health import StoreHealth
 from mmcache.client.names import NamedKey
 from mmcache.client.results import DEFAULT_TENSOR, Embedding, PutResult
 from mmcache.control.channel import CommitEntry, ControlChannel
@@ -97,6 +98,7 @@ class Publisher:
         io: IoThreads,
         channel: ControlChannel,
         attacher: Attacher,
+        health: StoreHealth,
         counters: Counters,
         producer: str,
         local_entries: bool,
@@ -106,6 +108,7 @@ class Publisher:
         self._io = io
         self._channel = channel
         self._attacher = attacher
+        self._health = health
         self._counters = counters
         self._producer = producer
         self._local_entries = local_entries
@@ -168,7 +171,9 @@ class Publisher:
         started = time.perf_counter()
         results: dict[str, PutResult] = {}
         attachment = self._attacher.current
-        if attachment is not None:
+        if self._channel.in_doubt:  # what it does not hear of, nobody would find
+            results.update((item.name, dropped("uncommitted")) for item in publications)
+        elif attachment is not None and not self._health.open:
             self._put_and_commit(attachment, publications, results, deadline)
         for item in publications:
             result = results.setdefault(item.name, dropped("unavailable"))
@@ -215,6 +220,7 @@ class Publisher:
                 lambda: attachment.store.remove(names, deadline=deadline),
                 deadline=deadline,
                 dispose=lambda _outcomes, _began: None,
+                publishes=True,
             )
         except DeadlineExceeded:
             outcomes = [Outcome.TIMED_OUT] * len(names)
@@ -284,6 +290,7 @@ class Publisher:
         names = [item.publication.name for item in staged]
         sizes = [item.publication.object_bytes for item in staged]
         addresses = [item.block.address for item in staged]
+        began = time.monotonic()
 
         def dispose(landed: list[base.PutResult] | None, began: bool) -> None:
             for number, item in enumerate(staged):
@@ -294,10 +301,13 @@ class Publisher:
                 lambda: attachment.store.put_from(names, addresses, sizes, deadline=deadline),
                 deadline=deadline,
                 dispose=dispose,
+                publishes=True,
             )
         except DeadlineExceeded:
             results.update((name, dropped("deadline")) for name in names)
+            self._health.timed_out(began)
             return []
+        self._health.ended([result.outcome for result in landed], began)
         put: list[_Staged] = []
         for item, result in zip(staged, landed, strict=True):
             if result.outcome is Outcome.OK:

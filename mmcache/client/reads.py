@@ -16,6 +16,7 @@ from typing import Literal
 
 from mmcache.client.attachment import Attacher, Attachment
 from mmcache.client.calls import IoThreads
+from mmcache.client.health import UNANSWERED, StoreHealth
 from mmcache.client.local import Expectation, ExpectedSizes, embedding_from
 from mmcache.client.names import NamedKey
 from mmcache.client.results import Embedding
@@ -90,6 +91,7 @@ class Reader:
         io: IoThreads,
         channel: ControlChannel,
         attacher: Attacher,
+        health: StoreHealth,
         counters: Counters,
         verify: Literal["full", "prefix"],
         local_entries: bool,
@@ -98,8 +100,9 @@ class Reader:
         self._io = io
         self._channel = channel
         self._attacher = attacher
+        self._health = health
         self._counters = counters
-        self._transfers = Transfers(io=io, attacher=attacher, verify=verify)
+        self._transfers = Transfers(io=io, attacher=attacher, health=health, verify=verify)
         self._local_entries = local_entries
         self._sizes = ExpectedSizes(default_bytes=default_bytes)
         self._flights: dict[str, _Flight] = {}
@@ -200,9 +203,15 @@ class Reader:
     def _read_from_store(self, wanted: list[NamedKey], batch: ReadBatch) -> None:
         started = time.perf_counter()
         attachment = self._attacher.current
-        if attachment is None:
+        if attachment is None or self._health.open:
             batch.miss(wanted, "unavailable")
             return
+        if self._health.unreachable:
+            unreachable = self._health.unreachable_among(item.name for item in wanted)
+            batch.miss([item for item in wanted if item.name in unreachable], "unavailable")
+            wanted = [item for item in wanted if item.name not in unreachable]
+            if not wanted:
+                return
         try:
             if (view := self._channel.fresh()) is not None:
                 attachment.store.lease_s = view.lease_s
@@ -237,6 +246,7 @@ class Reader:
         """Read into blocks of these sizes or, where there is no room for guesses, of the objects' real sizes."""
         store, pool = attachment
         names = [item.name for item in wanted]
+        began = time.monotonic()
         try:
             blocks = pool.allocate_many(sizes, deadline=0.0)
         except PoolExhausted:
@@ -252,6 +262,7 @@ class Reader:
             )
         except DeadlineExceeded:
             batch.miss(wanted, "deadline")
+            self._health.timed_out(began)
             return
         batch.miss([item for item, size in zip(wanted, real_sizes, strict=True) if size is None], ABSENT)
         sized = [item._replace(nbytes=size) for item, size in zip(wanted, real_sizes, strict=True) if size is not None]
@@ -282,12 +293,15 @@ class Reader:
     def _read_into(self, attachment: Attachment, wanted: list[NamedKey], blocks: list[Block], batch: ReadBatch) -> None:
         """Read each object into its block; those larger than that once more, now that their size is known."""
         larger: list[NamedKey] = []
+        began = time.monotonic()
         # Closed here and not by some later collection, so that what is still under way is disposed of in any case.
         with contextlib.closing(self._transfers.read(attachment, wanted, blocks, batch.deadline)) as parts:
             for part in parts:
                 if part.arrivals is None:
                     batch.miss(part.wanted, "deadline")
+                    self._health.timed_out(began, [item.name for item in part.wanted])
                     continue
+                self._health.ended([arrival.result.outcome for arrival in part.arrivals], began)
                 arrived = zip(part.wanted, part.blocks, part.arrivals, strict=True)
                 try:
                     for item, block, (result, entry) in arrived:
@@ -308,6 +322,8 @@ class Reader:
         self, item: NamedKey, result: ReadResult, error: EntryHeader | CorruptEntry | None, batch: ReadBatch
     ) -> list[NamedKey]:
         """Note why an object is missing, or return it with its size if its block was but too small."""
+        if result.outcome in UNANSWERED:
+            self._health.remember((item.name,))
         if isinstance(error, CorruptEntry):
             self._refuse(item, error, batch)
         elif result.outcome is not Outcome.TOO_SMALL:

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from mmcache.client.attachment import Attacher, Attachment
 from mmcache.client.calls import HandOff, IoThreads
+from mmcache.client.health import UNANSWERED, StoreHealth
 from mmcache.client.names import NamedKey
 from mmcache.entry import EntryHeader, decode_entry
 from mmcache.errors import CorruptEntry, DeadlineExceeded
@@ -36,9 +37,12 @@ class Part(NamedTuple):
 class Transfers:
     """Reads objects into blocks. Blocks of what arrived are the caller's to end, those of a late part are not."""
 
-    def __init__(self, *, io: IoThreads, attacher: Attacher, verify: Literal["full", "prefix"]) -> None:
+    def __init__(
+        self, *, io: IoThreads, attacher: Attacher, health: StoreHealth, verify: Literal["full", "prefix"]
+    ) -> None:
         self._io = io
         self._attacher = attacher
+        self._health = health
         self._verify: Literal["full", "prefix"] = verify
 
     def read(
@@ -68,7 +72,9 @@ class Transfers:
     def _begin(
         self, attachment: Attachment, wanted: list[NamedKey], blocks: list[Block], deadline: float
     ) -> HandOff[list[Arrival]]:
-        return self._io.hand_off(self._work(attachment, wanted, blocks, deadline), self._disposal(attachment, blocks))
+        return self._io.hand_off(
+            self._work(attachment, wanted, blocks, deadline), self._disposal(attachment, wanted, blocks)
+        )
 
     def _work(
         self, attachment: Attachment, wanted: list[NamedKey], blocks: list[Block], deadline: float
@@ -97,10 +103,19 @@ class Transfers:
         except CorruptEntry as error:
             return error
 
-    def _disposal(self, attachment: Attachment, blocks: list[Block]) -> Callable[[list[Arrival] | None, bool], None]:
+    def _disposal(
+        self, attachment: Attachment, wanted: list[NamedKey], blocks: list[Block]
+    ) -> Callable[[list[Arrival] | None, bool], None]:
         def dispose(arrivals: list[Arrival] | None, began: bool) -> None:
             for number, block in enumerate(blocks):
                 settled = arrivals[number].result.settled if arrivals is not None else not began
                 self._attacher.give_back(attachment, block, settled=settled)
+            if arrivals is not None:  # late: now it shows on which of the names the others had to wait
+                late = [
+                    (item.name, arrival.result.outcome in UNANSWERED)
+                    for item, arrival in zip(wanted, arrivals, strict=True)
+                ]
+                self._health.remember(name for name, unanswered in late if unanswered)
+                self._health.forgive(name for name, unanswered in late if not unanswered)
 
         return dispose

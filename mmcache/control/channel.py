@@ -90,6 +90,11 @@ class ControlChannel:
         self._check()
         return self._link.wait_for_fresh_view(timeout)
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a call had no answer in time, and nothing was heard since: calls end at once, as unavailable."""
+        return self._link.in_doubt
+
     def acquire(
         self, keys: Sequence[EmbeddingKey], *, wait_s: float, deadline: float, renew_for_s: float = 120.0
     ) -> Acquisition:
@@ -139,6 +144,11 @@ class ControlChannel:
         ask = functools.partial(self._link.exchange.lookup, call, key_batches(keys))
         return self._ask_or_forget(call, ask, deadline)
 
+    def inspect(self, *, deadline: float) -> dict[str, int]:
+        """The controller's figures by name: sizes of its tables now, and what it counted since its start."""
+        call: Call[dict[str, int]] = Call(1)
+        return self._ask_or_forget(call, functools.partial(self._link.exchange.inspect, call), deadline)[0]
+
     def abort(self, tokens: Sequence[int], reason: AbortReason) -> None:
         """Give up claims. Does not wait; tokens that are no live claims of this session are ignored."""
         self._tell(functools.partial(self._link.exchange.abort, list(tokens), reason))
@@ -155,15 +165,22 @@ class ControlChannel:
         self._check()
         if not self._link.running:
             raise LifecycleError("the control channel is not running: before its start, or after its close")
-        if time.monotonic() >= deadline:
+        began = time.monotonic()
+        if began >= deadline:
             raise DeadlineExceeded("the deadline had passed before the controller was asked")
+        if self._link.in_doubt:
+            raise ControllerUnavailable(f"{self._address} did not answer in time, and nothing was heard of it since")
         if self._link.fresh_view() is None:
             raise ControllerUnavailable(f"no fresh session with {self._address}: {self._link.trouble}")
         if self._link.backlog >= MAX_REQUESTS:
             raise ControllerUnavailable("overloaded: too many calls wait for the control channel")
         if not self._link.submit(command):
             raise ControllerUnavailable("the control channel was closed meanwhile")
-        return call.wait(deadline)
+        try:
+            return call.wait(deadline)
+        except DeadlineExceeded:
+            self._link.doubt(began)
+            raise
 
     def _ask_or_forget(self, call: Call[_Result], command: Callable[[], None], deadline: float) -> list[_Result]:
         try:

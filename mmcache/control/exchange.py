@@ -29,9 +29,11 @@ from mmcache.control.messages import (
     Commitment,
     CommitStatus,
     Committed,
+    Figures,
     Found,
     Granted,
     Hit,
+    Inspect,
     Leave,
     Lookup,
     Missing,
@@ -59,7 +61,7 @@ _DAY_MS: Final = 86_400_000
 class _Request(NamedTuple):
     """A request without an answer yet; results go to `call`, at `indices`. Renewals have no call."""
 
-    answer: type[Acquired | Committed | Found | Renewed]
+    answer: type[Acquired | Committed | Found | Figures | Renewed]
     call: Call[Any] | None
     indices: Sequence[int]
 
@@ -128,6 +130,11 @@ class Exchange:
             term, session, number = self._open(Found, call, indices)
             self._send(Lookup(term, session, number, groups))
 
+    def inspect(self, call: Call[dict[str, int]]) -> None:
+        """Ask for the controller's figures, which are one result."""
+        if self._accepts(call, 1):
+            self._send(Inspect(*self._open(Figures, call, (0,))))
+
     def commit(self, call: Call[CommitStatus], batches: Sequence[CommitBatch], lineage: str | None) -> None:
         """Announce entries. From here on their claims are renewed no longer, whatever comes of it."""
         if not self._accepts(call, len(batches), lineage=lineage):
@@ -164,7 +171,9 @@ class Exchange:
 
     # What the controller says, and time
 
-    def received(self, message: Acquired | Resolved | Renewed | Committed | Found | Refused, now: float) -> None:
+    def received(
+        self, message: Acquired | Resolved | Renewed | Committed | Found | Figures | Refused, now: float
+    ) -> None:
         """A message of the present session."""
         if isinstance(message, Resolved):
             self._resolved(message, now)
@@ -187,6 +196,9 @@ class Exchange:
         del self._requests[message.request]
         if isinstance(message, Renewed):
             self._count("control.claim_lost", self._claims.lost(message.lost))
+        elif isinstance(message, Figures):
+            if request.call is not None:
+                request.call.deliver(request.indices, [message.figures])
         elif request.call is not None and len(message.results) != len(request.indices):
             self._count("control.unasked")
             request.call.fail("the controller's answer has another length than the question")
@@ -265,7 +277,10 @@ class Exchange:
         return len(self._requests) + len(self._waits) + messages <= MAX_REQUESTS
 
     def _open(
-        self, answer: type[Acquired | Committed | Found | Renewed], call: Call[Any] | None, indices: Sequence[int]
+        self,
+        answer: type[Acquired | Committed | Found | Figures | Renewed],
+        call: Call[Any] | None,
+        indices: Sequence[int],
     ) -> tuple[int, int, int]:
         """A new request: term, session and its number."""
         if self._session is None:

@@ -40,6 +40,8 @@ HIGH_WATER_MARK: Final = 16_384
 RECONNECT_MS: Final = 50
 RECONNECT_MOST_MS: Final = 1000
 GOODBYE_LINGER_MS: Final = 200
+PATIENCE_S: Final = 0.1
+"""Calls that waited in vain for so long, one or several after the other, raise a doubt."""
 FAULT_PAUSE_S: Final = 0.05
 LONGEST_SLEEP_S: Final = 3600.0
 
@@ -92,6 +94,9 @@ class Link:
         self._poller = zmq.Poller()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
+        self.in_doubt = False
+        """Whether a caller waited in vain, and nothing was heard since: nobody else should."""
+        self._heard_at = self._in_vain_since = -math.inf
         self._broken = False
         """Whether a message could not be sent: the connection is down, and the session with it."""
 
@@ -139,6 +144,17 @@ class Link:
             self._commands.append(command)
         self._alarm.set()
         return True
+
+    def doubt(self, since: float) -> None:
+        """A caller that asked then (`time.monotonic()`) had no answer in time. Ask for a sign of life, at once."""
+        if self._heard_at >= since:
+            return
+        if self._in_vain_since <= self._heard_at:
+            self._in_vain_since = since
+        if not self.in_doubt and time.monotonic() - self._in_vain_since >= PATIENCE_S:
+            self.in_doubt = True
+            self._count("breaker", "controller")
+            self.submit(lambda: self._session.doubt(boottime()))
 
     def fresh_view(self) -> SessionView | None:
         """The session, if it is fresh now."""
@@ -211,6 +227,8 @@ class Link:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            self._heard_at = time.monotonic()
+            self.in_doubt = False
             try:
                 if len(frames) != 1:
                     raise MalformedMessage(f"{len(frames)} frames")

@@ -23,6 +23,8 @@ MAX_MESSAGE_BYTES: Final = 1 << 20
 MAX_BATCH: Final = 4096
 """Most keys in one message."""
 MAX_INFO_BYTES: Final = 4096
+MAX_FIGURES: Final = 256
+"""Most figures in one answer to an `Inspect`."""
 
 Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 U64 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -180,7 +182,15 @@ class Goodbye(_Message, frozen=True, tag=10):
     session: U64
 
 
-ClientMessage = Hello | Heartbeat | Acquire | Renew | Commit | Abort | Leave | Report | Lookup | Goodbye
+class Inspect(_Message, frozen=True, tag=11):
+    """How large are the controller's tables, and what has it counted? For people; nothing is decided by it."""
+
+    term: U64
+    session: U64
+    request: U64
+
+
+ClientMessage = Hello | Heartbeat | Acquire | Renew | Commit | Abort | Leave | Report | Lookup | Goodbye | Inspect
 
 
 # Controller to client
@@ -314,7 +324,18 @@ class Refused(_Message, frozen=True, tag=73):
     reason: Text
 
 
-ControllerMessage = Welcome | HelloAgain | HeartbeatAnswer | Acquired | Resolved | Renewed | Committed | Found | Refused
+class Figures(_Message, frozen=True, tag=74):
+    """Answers an `Inspect`: sizes of tables now, and counts since the controller's start, by name."""
+
+    term: U64
+    session: U64
+    request: U64
+    figures: Annotated[dict[Name, U64], msgspec.Meta(max_length=MAX_FIGURES)]
+
+
+ControllerMessage = (
+    Welcome | HelloAgain | HeartbeatAnswer | Acquired | Resolved | Renewed | Committed | Found | Refused | Figures
+)
 
 _Decoded = TypeVar("_Decoded")
 

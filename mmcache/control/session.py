@@ -24,6 +24,7 @@ from mmcache.control.messages import (
     ClientMessage,
     Committed,
     ControllerMessage,
+    Figures,
     Found,
     Goodbye,
     Heartbeat,
@@ -39,9 +40,11 @@ from mmcache.control.messages import (
 if TYPE_CHECKING:
     from mmcache.metrics import Counters
 
-CONNECT_PATIENCE_S: Final = 5.0
+CONNECT_PATIENCE_S: Final = 2.0
 HELLO_PATIENCE_S: Final = 2.0
 HEARTBEATS_PER_TTL: Final = 4
+IN_DOUBT_S: Final = 0.25
+"""Between heartbeats while a caller has waited in vain."""
 SHORTEST_TTL_S: Final = 0.05
 """A welcome with a shorter TTL would have us do nothing but heartbeats; it is not accepted."""
 BACKOFF_BASE_S: Final = 0.1
@@ -87,7 +90,7 @@ class Lost(NamedTuple):
 class Deliver(NamedTuple):
     """A message of this session that is not the session's own business."""
 
-    message: Acquired | Resolved | Renewed | Committed | Found | Refused
+    message: Acquired | Resolved | Renewed | Committed | Found | Figures | Refused
 
 
 Effect = Connect | Send | Began | Lost | Deliver
@@ -135,6 +138,7 @@ class Session:
         self._fresh_until = 0.0
         self._behind_since: float | None = None
         self._number = 0
+        self._in_doubt = False
         self._unanswered: dict[int, float] = {}
         """When each heartbeat was sent whose answer could still prove something; at most a TTL's worth."""
 
@@ -199,6 +203,12 @@ class Session:
                     return self._give_up("not_fresh", "heartbeats were not answered in time", now)
                 return [Send(self._heartbeat(now))]
 
+    def doubt(self, now: float) -> None:
+        """A caller had no answer in time: send a heartbeat now, and more soon, until one is answered."""
+        self._in_doubt = True
+        if self.phase is Phase.OPEN:
+            self._act_at = now
+
     def next_deadline(self) -> float | None:
         """When `tick` has something to do next."""
         if self.phase is Phase.OPEN and self._act_at is not None:
@@ -235,6 +245,7 @@ class Session:
         self._behind_since = None
         self._fresh_until = self._hello_sent + self._ttl
         self._number = 0
+        self._in_doubt = False
         self._unanswered.clear()
         self._act_at = self._hello_sent + self._ttl / HEARTBEATS_PER_TTL
         self._count("control.session")
@@ -258,7 +269,8 @@ class Session:
             if sent + self._ttl > now:
                 break
             del self._unanswered[number]
-        self._act_at = now + self._ttl / HEARTBEATS_PER_TTL
+        interval = self._ttl / HEARTBEATS_PER_TTL
+        self._act_at = now + (min(interval, IN_DOUBT_S) if self._in_doubt else interval)
         return Heartbeat(welcome.term, welcome.session, self._number, self._applied)
 
     def _answered(self, answer: HeartbeatAnswer, now: float) -> None:
@@ -271,6 +283,7 @@ class Session:
             self._count("control.ignored", "HeartbeatAnswer")
             return
         self._failures = 0
+        self._in_doubt = False
         self._fresh_until = max(self._fresh_until, sent + self._ttl)
         if self.view is not None:
             self.view = self.view._replace(fresh_until=self._fresh_until)

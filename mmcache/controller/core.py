@@ -6,6 +6,7 @@ from the state alone, not from a memory of requests, and so that sending one aga
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -14,6 +15,7 @@ import msgspec
 
 from mmcache.control.messages import (
     MAX_BATCH,
+    MAX_FIGURES,
     MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
     Abort,
@@ -27,6 +29,7 @@ from mmcache.control.messages import (
     CommitStatus,
     Committed,
     ControllerMessage,
+    Figures,
     Found,
     Goodbye,
     Granted,
@@ -35,6 +38,7 @@ from mmcache.control.messages import (
     Hello,
     HelloAgain,
     Hit,
+    Inspect,
     Leave,
     Lookup,
     Refused,
@@ -54,7 +58,7 @@ from mmcache.key import mm_digest
 
 Effects = list[tuple[bytes, ControllerMessage]]
 """Messages to send, in order, each with the routing id of its connection."""
-_SessionMessage = Acquire | Heartbeat | Renew | Commit | Abort | Leave | Report | Lookup | Goodbye
+_SessionMessage = Acquire | Heartbeat | Renew | Commit | Abort | Leave | Report | Lookup | Inspect | Goodbye
 
 _GENERATION: Final = 0
 """The generation of every key: nothing invalidates yet."""
@@ -228,6 +232,9 @@ class ControllerCore:
                 return self._commit(session, message, now)
             case Lookup():
                 return self._lookup(session, message), ()
+            case Inspect():
+                figures = dict(itertools.islice(self.stats().items(), MAX_FIGURES))  # the tables' sizes come first
+                return Figures(self.term, session.number, message.request, figures), ()
             case Abort():
                 return None, self._abort(session, message, now)
             case Leave():

@@ -106,5 +106,9 @@ class Store(ABC):
         """Remove objects without force: LEASED ones stay."""
 
     @abstractmethod
+    def reachable(self) -> bool:
+        """Whether the processes that every call needs answer; a second or two at most, and no call is made to them."""
+
+    @abstractmethod
     def close(self) -> None:
         """Detach; idempotent. Region memory stays mapped while the process lives, for tensors that are still held."""

@@ -56,6 +56,7 @@ class Segment(msgspec.Struct, frozen=True):
     segment_name: str
     """What `ReplicateConfig.preferred_segment` takes."""
     size_bytes: int
+    allocator_used_bytes: int = 0
 
 
 class _Segments(msgspec.Struct):

@@ -168,6 +168,11 @@ class MemoryStore(Store):
                 return [Outcome.UNAVAILABLE] * len(names)
             return [self._world.remove(name) for name in names]
 
+    def reachable(self) -> bool:
+        """See `Store`."""
+        with self._gate:
+            return self._world.available
+
     def close(self) -> None:
         """See `Store`."""
         self._gate.close(wait_s=1.0)

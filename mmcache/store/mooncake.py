@@ -279,6 +279,11 @@ class MooncakeStore(Store):
                 codes += answer.codes if answer.refusal is Outcome.OK else [answer.refusal] * len(asked)
         return codes
 
+    def reachable(self) -> bool:
+        """See `Store`. It opens connections of its own, so it sees a peer's return before old connections do."""
+        with self._calls():
+            return self._peers_answer()
+
     def close(self) -> None:
         """See `Store`. Waits two seconds at most for calls that run, then holds the GIL for about one.
 

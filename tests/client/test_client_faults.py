@@ -131,26 +131,6 @@ def test_a_sidecar_that_dies_makes_misses_within_the_deadline(fresh_serving: Ser
     assert cache.get_or_compute(key_of(3), lambda: torch.ones(1)).source == "computed"
 
 
-def test_once_all_threads_wait_for_a_store_that_hangs_further_calls_miss_at_once(fresh_serving: Serving) -> None:
-    cache = fresh_serving.connect(local_entries=False, io_threads=2)
-    assert cache.put(key_of(1), torch.ones(1)).readable
-    with fresh_serving.sidecar.stopped():
-        for _ in range(2):
-            assert cache.get(key_of(1), timeout=0.5) is None
-        assert cache.stats()["miss.deadline"] == 2
-        wait_until(
-            lambda: cache.get(key_of(1), timeout=0.1) is None and cache.stats().get("miss.unavailable", 0) > 0,
-            timeout=20,
-            what="a miss without waiting",
-        )
-        misses = cache.stats()["miss.deadline"]
-        assert cache.get(key_of(1), timeout=60.0) is None
-        assert cache.put(key_of(2), torch.ones(1), timeout=60.0) == ("dropped", "unavailable")
-        assert cache.get_or_compute(key_of(1), lambda: torch.ones(1)).source == "computed"
-        assert cache.stats()["miss.deadline"] == misses
-    wait_until(lambda: cache.get(key_of(1)) is not None, timeout=60, what="a hit after the store goes on")
-
-
 def test_a_sidecar_that_is_restarted_is_attached_to_again(fresh_serving: Serving) -> None:
     cache = fresh_serving.connect(local_entries=False)
     assert cache.put(key_of(1), torch.ones(1)).readable

@@ -184,7 +184,7 @@ def test_a_cache_with_too_many_calls_under_way_misses_and_drops_at_once_and_goes
         running = threads.submit(cache.get, keys[0], timeout=LONG)
         assert begun.wait(LONG)
         queued = threads.submit(cache.get, keys[1], timeout=LONG)
-        wait_until(lambda: cache._parts.io._queue.qsize() == 1, timeout=LONG, what="a call in the queue")
+        wait_until(lambda: len(cache._parts.io._reads) == 1, timeout=LONG, what="a call in the queue")
         used = cache.stats()["pool.used"]
         started = time.monotonic()
         assert cache.get(keys[2], timeout=LONG) is None
@@ -218,4 +218,46 @@ def test_a_late_refusal_is_disposed_of_as_never_begun_and_a_disposal_that_fails_
     go_on.set()
     wait_until(lambda: late.seen == [(None, False)], timeout=LONG, what="the end of the refused call")
     assert io.perform(lambda: "goes on", deadline=soon(), dispose=late) == "goes on"
+    assert io.close(soon())
+
+
+def test_publications_leave_a_thread_to_reads_begin_after_them_and_are_refused_first() -> None:
+    io = IoThreads(2, max_pending=4)
+    go_on, begun, order = threading.Event(), threading.Semaphore(0), list[str]()
+
+    def slow() -> None:
+        begun.release()
+        assert go_on.wait(LONG)
+
+    def noted(word: str) -> Callable[[], None]:
+        return lambda: order.append(word)
+
+    io.hand_off(slow, Disposals(), publishes=True)
+    assert begun.acquire(timeout=LONG)
+    waiting = [io.hand_off(noted("publication"), Disposals(), publishes=True) for _ in range(2)]
+    with pytest.raises(Overloaded, match="2 calls are waiting"):
+        io.hand_off(noted("shed"), Disposals(), publishes=True)
+    assert io.perform(lambda: "read", deadline=soon(), dispose=Disposals()) == "read", "a thread was left to it"
+    io.hand_off(slow, Disposals())
+    assert begun.acquire(timeout=LONG)
+    waiting += [io.hand_off(noted("read"), Disposals()) for _ in range(2)]
+    go_on.set()
+    for hand_off in waiting:
+        hand_off.result(soon())
+    assert sorted(order) == ["publication", "publication", "read", "read"]
+    assert order[0] == "read"
+    assert io.close(soon())
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 4), st.lists(st.booleans(), max_size=200))
+def test_every_call_that_is_queued_has_its_turn_however_reads_and_publications_mix(
+    threads: int, kinds: list[bool]
+) -> None:
+    io = IoThreads(threads, max_pending=1000)
+    calls = [
+        io.hand_off(lambda number=number: number, Disposals(), publishes=kind) for number, kind in enumerate(kinds)
+    ]
+    assert [call.result(soon()) for call in calls] == list(range(len(kinds)))
+    assert io._publishing == 0
     assert io.close(soon())

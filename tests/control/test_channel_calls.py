@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from scripted_controller import LINEAGE, Stage, key, soon
+from scripted_controller import LINEAGE, Stage, key, soon, stage
 
 from mmcache.control import exchange
 from mmcache.control.channel import CommitEntry
@@ -17,6 +17,8 @@ from mmcache.control.messages import (
     Committed,
     Found,
     Granted,
+    Heartbeat,
+    HeartbeatAnswer,
     Hello,
     HelloAgain,
     Hit,
@@ -76,6 +78,7 @@ def test_a_call_that_ends_at_its_deadline_is_forgotten_and_its_late_answer_is_ig
     with pytest.raises(DeadlineExceeded):
         staged.channel.lookup([key("a")], deadline=time.monotonic() + 0.3)
     late = staged.controller.expect(Lookup)
+    wait_until_answers(staged)
     looking = staged.call(staged.channel.lookup, [key("b")], deadline=soon())
     request = staged.controller.expect(Lookup)
     assert list(staged.channel._link.exchange._requests) == [request.request]
@@ -83,6 +86,45 @@ def test_a_call_that_ends_at_its_deadline_is_forgotten_and_its_late_answer_is_ig
     staged.controller.answer(Found, request.request, [None])
     assert looking.result() == [None]
     assert staged.counters.snapshot()["control.unasked"] == 1
+
+
+def wait_until_answers(staged: Stage) -> None:
+    """Have the scripted controller answer heartbeats until calls are made again."""
+    deadline = soon()
+    while staged.channel.in_doubt and time.monotonic() < deadline:
+        assert staged.controller.receive(patience_s=0.01) is None
+    assert not staged.channel.in_doubt
+
+
+def test_after_a_call_in_vain_calls_end_at_once_until_the_controller_gives_a_sign_of_life() -> None:
+    with stage(ttl_ms=600_000) as staged:  # whose heartbeats go minutes apart, but for the doubt
+        staged.controller.answer_heartbeats = False
+        with pytest.raises(DeadlineExceeded):
+            staged.channel.lookup([key("a")], deadline=time.monotonic() + 0.3)
+        staged.controller.expect(Lookup)
+        for _ in range(1000):
+            with pytest.raises(ControllerUnavailable, match="did not answer in time"):
+                staged.channel.lookup([key("a")], deadline=soon())
+        assert staged.counters.snapshot()["breaker.controller"] == 1
+        first, second = staged.controller.expect(Heartbeat), staged.controller.expect(Heartbeat)
+        assert second.number == first.number + 1
+        staged.controller.answer_heartbeats = True
+        staged.controller.send(HeartbeatAnswer(first.term, first.session, first.number, 0))
+        wait_until_answers(staged)
+        looking = staged.call(staged.channel.lookup, [key("b")], deadline=soon())
+        staged.controller.answer(Found, staged.controller.expect(Lookup).request, [None])
+        assert looking.result() == [None]
+
+
+def test_a_call_that_was_answered_late_though_others_were_heard_raises_no_doubt(staged: Stage) -> None:
+    looking = staged.call(staged.channel.lookup, [key("a")], deadline=time.monotonic() + 0.5)
+    staged.controller.expect(Lookup)
+    other = staged.call(staged.channel.lookup, [key("b")], deadline=soon())
+    staged.controller.answer(Found, staged.controller.expect(Lookup).request, [None])
+    assert other.result() == [None]
+    with pytest.raises(DeadlineExceeded):
+        looking.result()
+    assert not staged.channel.in_doubt
 
 
 def test_a_deadline_that_has_passed_asks_nothing(staged: Stage) -> None:

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from cluster import wait_until
 from scripted_controller import PATIENCE_S, key, soon
 
 from mmcache.control.channel import CommitEntry, ControlChannel
 from mmcache.control.messages import AbortReason, CommitStatus, Granted, Hit, Unclaimed, Waiting
 from mmcache.controller.core import ControllerLimits
 from mmcache.controller.server import new_core, serve
+from mmcache.errors import ControllerUnavailable
 
 
 class Controller:
@@ -127,12 +129,13 @@ def test_nothing_is_left_at_the_controller_by_callers_that_give_up_at_any_time(
                 claims = {answer.token for answer in mine.answers if isinstance(answer, Granted)}
                 claims |= {answer.token for _, answer in mine.resolutions(soon()) if isinstance(answer, Granted)}
                 channel.abort(sorted(claims), AbortReason.UNWANTED)
-        except TimeoutError:
+        except (TimeoutError, ControllerUnavailable):  # the second when others waited in vain just before
             pass
 
     with ThreadPoolExecutor(8) as callers:
         list(callers.map(ask, range(400)))
     for channel in channels:
+        wait_until(lambda channel=channel: not channel.in_doubt, timeout=PATIENCE_S, what="a sign of life")
         channel.lookup([key("last")], deadline=soon())  # all that it sent before has been read
     for channel in channels:
         channel.lookup([key("last")], deadline=soon())  # and what the others' grants made it send
