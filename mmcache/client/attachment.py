@@ -17,7 +17,7 @@ from mmcache.store.base import Store
 
 _log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 2.0
+RETRY_SECONDS = 1.0
 """Between tries to attach, give or take half of it, so that a fleet does not try in step."""
 SHORTEST_LIFE_SECONDS = 30.0
 """An attachment is not replaced for its quarantined memory before that: each leaves its memory behind."""
