@@ -16,6 +16,7 @@ import msgspec
 from mmcache.cli.child import Child
 from mmcache.cli.errors import ClusterError, PartEnded
 from mmcache.cli.ports import LOOPBACK, Ports
+from mmcache.cli.shortage import reason, shortages
 from mmcache.cli.signals import STOPS, Signals
 from mmcache.cli.state_directory import write_whole
 from mmcache.config import ControlSettings, Settings, StoreSettings, to_yaml, without_settings
@@ -158,7 +159,10 @@ class Cluster:
         return child
 
     def _child(self, name: str, command: list[str]) -> Child:
-        return Child(name, command, directory=self._directory, environment=self._environment)
+        try:
+            return Child(name, command, directory=self._directory, environment=self._environment)
+        except OSError as error:  # no room for its log, or no process to be had
+            raise ClusterError(f"the {name} cannot be started: {error.filename or ''} {reason(error)}") from error
 
     def _python(self, module: str, *arguments: str) -> list[str]:
         """The command that runs a module of ours with the client file as its last argument."""
@@ -196,7 +200,8 @@ class Cluster:
                 # Ctrl-C also strikes a child that has only just been forked: it is we who were meant.
                 self._pause(0)
                 ended = f"the {child.name} (pid {child.pid}) {child.describe_end()}"
-                raise PartEnded(f"{ended}; {child.log} ends with:\n{child.log_tail()}")
+                causes = "".join(f"\n{shortage}" for shortage in shortages(self._directory))
+                raise PartEnded(f"{ended}; {child.log} ends with:\n{child.log_tail()}{causes}")
 
     def _pause(self, timeout: float | None) -> None:
         for number in self._signals.wait(timeout) & STOPS:
@@ -225,7 +230,9 @@ def check_settings(settings: Settings) -> None:
 def _at(addresses: Addresses, settings: Settings) -> Settings:
     """The settings with the cluster's own addresses."""
     return Settings(
-        store=msgspec.structs.replace(settings.store, master=addresses.master, sidecar=addresses.sidecar),
+        store=msgspec.structs.replace(
+            settings.store, master=addresses.master, metrics=addresses.metrics, sidecar=addresses.sidecar
+        ),
         control=ControlSettings(address=addresses.control),
         client=settings.client,
         controller=msgspec.structs.replace(settings.controller, bind=addresses.control),

@@ -9,17 +9,26 @@ import typer
 
 from mmcache.cli.controller import controller
 from mmcache.cli.demo.command import demo
+from mmcache.cli.doctor.command import doctor
+from mmcache.cli.entries.get import get
+from mmcache.cli.entries.lookup import lookup
+from mmcache.cli.entries.put import put
+from mmcache.cli.stats.command import stats
 from mmcache.cli.up import up
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # in 80 columns its tables leave the text a third of the line
 )
 app.command()(up)
 app.command()(controller)
 app.command()(demo)
+app.command()(put)
+app.command()(get)
+app.command()(lookup)
+app.command()(stats)
+app.command()(doctor)
 
 
 def _print_version(wanted: bool) -> None:

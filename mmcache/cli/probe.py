@@ -1,5 +1,7 @@
 """Proves that a cluster serves, and exits with 0 or a reason: an object goes into the store and comes back whole, and
-the controller opens a session. `python -m mmcache.cli.probe CLIENT_YAML`; its caller sets the deadline.
+the controller opens a session. `python -m mmcache.cli.probe [--store-only] CLIENT_YAML`; its caller sets the deadline.
+
+Prints how it attached to the store.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from mmcache.errors import ControllerUnavailable, MMCacheError, StoreUnavailable
 from mmcache.store.base import Outcome
 from mmcache.store.mooncake import MooncakeStore
 
+STORE_ONLY: Final = "--store-only"
 _NBYTES: Final = 4096
 _TIMEOUT_S: Final = 10.0
 
@@ -25,9 +28,11 @@ _TIMEOUT_S: Final = 10.0
 def main() -> None:
     """Prove it, or exit with the reason."""
     try:
-        settings = load(sys.argv[1], environ={})
+        *options, path = sys.argv[1:]
+        settings = load(path, environ={})
         _prove_store(settings.store)
-        _prove_controller(settings.control)
+        if STORE_ONLY not in options:
+            _prove_controller(settings.control)
     except MMCacheError as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
@@ -35,6 +40,7 @@ def main() -> None:
 def _prove_store(settings: StoreSettings) -> None:
     """Put random bytes and read them back. They stay until the store evicts them: the read has leased them."""
     store = MooncakeStore.from_settings(settings, region_bytes=2 * _NBYTES, timeout=_TIMEOUT_S)
+    print(f"attached as {store.kind}", flush=True)
     with contextlib.closing(store):
         region = store.allocate_region(2 * _NBYTES)
         source, target = region.address, region.address + _NBYTES

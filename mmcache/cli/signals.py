@@ -1,12 +1,15 @@
-"""Signals that wake a wait, instead of an exception that strikes anywhere."""
+"""Signals that wake a wait, instead of an exception that strikes anywhere; and, for what is short, an orderly end."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
+import sys
+from collections.abc import Iterator
 from types import FrameType
-from typing import Final
+from typing import Final, NoReturn
 
 STOPS: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 """Each of these asks the process to end."""
@@ -46,3 +49,21 @@ class Signals:
         if not select.select([self._read], [], [], timeout)[0]:
             return frozenset()
         return frozenset(os.read(self._read, 4096))
+
+
+@contextlib.contextmanager
+def orderly_end() -> Iterator[None]:
+    """Within the block, signals that end a process raise SystemExit, so that what was begun is ended as well.
+
+    Its status is 128 and the signal's number, also for Ctrl-C. One that was ignored (`nohup`) stays ignored.
+    """
+
+    def end(number: int, _: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    previous = {number: signal.signal(number, end) for number in STOPS if signal.getsignal(number) != signal.SIG_IGN}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mmcache.cli.errors import ClusterError
+from mmcache.cli.shortage import reason
 
 
 def default_state_directory(environ: Mapping[str, str]) -> Path:
@@ -36,15 +37,19 @@ class StateDirectory:
         except FileExistsError as error:
             raise ClusterError(f"state directory {self.path} is not a directory") from error
         except OSError as error:
-            raise ClusterError(f"state directory {self.path} cannot be used: {error.strerror}") from error
+            raise ClusterError(f"state directory {self.path} cannot be used: {reason(error)}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             owner = os.read(self._lock, 32).decode(errors="replace").strip() or "unknown"
             os.close(self._lock)
             raise ClusterError(f"state directory {self.path} is in use by another `mmcache up`, pid {owner}") from error
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        try:
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            os.close(self._lock)
+            raise ClusterError(f"state directory {self.path} cannot be used: {reason(error)}") from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,7 +67,7 @@ def write_whole(path: Path, text: str) -> None:
         finally:
             draft.unlink(missing_ok=True)
     except OSError as error:
-        raise ClusterError(f"{path} cannot be written: {error.strerror}") from error
+        raise ClusterError(f"{path} cannot be written: {reason(error)}") from error
 
 
 def remove(path: Path) -> None:

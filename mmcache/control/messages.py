@@ -93,7 +93,7 @@ class Renew(_Message, frozen=True, tag=4):
     tokens: Annotated[list[U64], msgspec.Meta(max_length=MAX_BATCH)]
 
 
-class Commitment(_Part, frozen=True):
+class Commitment(_Part, frozen=True, gc=False):
     """One entry that its publisher has seen in the store. `token` 0: published without a claim."""
 
     mm_hash: Annotated[str, msgspec.Meta(min_length=1, max_length=MM_HASH_MAX_BYTES)]
@@ -224,7 +224,7 @@ class HeartbeatAnswer(_Message, frozen=True, tag=67):
     head: U64
 
 
-class Hit(_Part, frozen=True, tag=0):
+class Hit(_Part, frozen=True, gc=False, tag=0):
     """It is in the directory. `revision` identifies this promise in a `Report`."""
 
     generation: U64
@@ -233,7 +233,7 @@ class Hit(_Part, frozen=True, tag=0):
     info: Info
 
 
-class Granted(_Part, frozen=True, tag=1):
+class Granted(_Part, frozen=True, gc=False, tag=1):
     """Compute it: a claim for `claim_ms` from now, renewable."""
 
     generation: U64

@@ -7,6 +7,7 @@ from the state alone, not from a memory of requests, and so that sending one aga
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -16,6 +17,7 @@ import msgspec
 from mmcache.control.messages import (
     MAX_BATCH,
     MAX_FIGURES,
+    MAX_INFO_BYTES,
     MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
     Abort,
@@ -25,7 +27,6 @@ from mmcache.control.messages import (
     Answer,
     ClientMessage,
     Commit,
-    Commitment,
     CommitStatus,
     Committed,
     ControllerMessage,
@@ -39,6 +40,7 @@ from mmcache.control.messages import (
     HelloAgain,
     Hit,
     Inspect,
+    KeyGroup,
     Leave,
     Lookup,
     Refused,
@@ -48,7 +50,6 @@ from mmcache.control.messages import (
     Resolution,
     Resolved,
     Unclaimed,
-    Waiting,
     Welcome,
 )
 from mmcache.controller.claims import WAITING, Claims, Wake
@@ -67,6 +68,8 @@ _HEAD: Final = 0
 _MAX_REASON: Final = 512
 _RESULT_BYTES: Final = 64
 """More than any result takes on the wire, besides its info; likewise the head of a message."""
+_SURE_TO_FIT: Final = MAX_MESSAGE_BYTES // (_RESULT_BYTES + MAX_INFO_BYTES) - 1
+"""As many results fit into a message, however large."""
 
 
 class ControllerLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,14 +130,16 @@ class ControllerCore:
             ttl_s=limits.ttl_ms / 1000, max_sessions=limits.max_sessions, random_session=random_session
         )
         self._counts: Counter[str] = Counter()
+        self._settled = -math.inf  # what was due by then is over
 
     def handle(self, peer: bytes, message: ClientMessage, now: float) -> Effects:
         """Act on a message. What was due before it came is settled before it is read."""
-        effects = self.tick(now)
+        effects = self.tick(now) if now > self._settled else []
         answer, wakes = self._hello(peer, message, now) if isinstance(message, Hello) else self._act(peer, message, now)
         if answer is not None:
             effects.append((peer, answer))
-        effects += self._resolved(wakes)
+        if wakes:
+            effects += self._resolved(wakes)
         return effects
 
     def malformed(self, peer: bytes, reason: str, now: float) -> Effects:
@@ -160,6 +165,7 @@ class ControllerCore:
             self._counts["session.expired"] += len(over)
             wakes += self._claims.end([session.number for session in over], now)
         wakes += self._claims.expire(now)
+        self._settled = now
         return self._resolved(wakes) if wakes else []
 
     def next_deadline(self) -> float | None:
@@ -183,11 +189,11 @@ class ControllerCore:
         if number:
             self._counts[word] += number
 
-    def _hello(self, peer: bytes, hello: Hello, now: float) -> tuple[ControllerMessage, list[Wake]]:
+    def _hello(self, peer: bytes, hello: Hello, now: float) -> tuple[ControllerMessage, Sequence[Wake]]:
         if hello.version != PROTOCOL_VERSION:
             reason = f"protocol version {hello.version}; this controller speaks {PROTOCOL_VERSION}"
-            return self._refused(0, "version", reason), []
-        wakes: list[Wake] = []
+            return self._refused(0, "version", reason), ()
+        wakes: Sequence[Wake] = ()
         earlier = self._sessions.at(peer)
         if earlier is not None:
             self._counts["session.replaced"] += 1
@@ -220,6 +226,8 @@ class ControllerCore:
         match message:
             case Acquire():
                 return self._acquire(session, message, now)
+            case Commit():
+                return self._commit(session, message, now)
             case Heartbeat():
                 self._sessions.keep(session, now)
                 return HeartbeatAnswer(self.term, session.number, message.number, _HEAD), ()
@@ -228,8 +236,6 @@ class ControllerCore:
                 self.count("claim.renewed", len(message.tokens) - len(lost))
                 self.count("claim.lost", len(lost))
                 return Renewed(self.term, session.number, message.request, self.limits.claim_ms, lost), ()
-            case Commit():
-                return self._commit(session, message, now)
             case Lookup():
                 return self._lookup(session, message), ()
             case Inspect():
@@ -247,71 +253,52 @@ class ControllerCore:
                 self._counts["session.left"] += 1
                 return None, self._end(session, now)
 
-    def _acquire(self, session: Session, acquire: Acquire, now: float) -> tuple[ControllerMessage, list[Wake]]:
-        if sum(len(group.digests) for group in acquire.groups) > MAX_BATCH:
-            return self._refused(acquire.request, "batch", f"more than {MAX_BATCH} keys"), []
-        wait_until = now + acquire.wait_ms / 1000
-        results: list[Answer] = []
-        overflow: list[Wake] = []
-        room = MAX_MESSAGE_BYTES - _RESULT_BYTES * (MAX_BATCH + 1)
-        hits = 0
-        for group in acquire.groups:
-            scope = group.scope.digest
-            for digest in group.digests:
-                name = scope + digest
-                hit = self._directory.find(name)
-                if hit is None:
-                    position = len(results)
-                    answer: Answer = self._claims.acquire(
-                        name, _GENERATION, session.number, acquire.request, position, wait_until=wait_until, now=now
-                    )
-                    self._count_result("acquire", answer)
-                    results.append(answer)
-                    continue
-                hits += 1
-                room -= len(hit.info)
-                if room >= 0:
-                    results.append(hit)
-                else:  # what does not fit into the answer follows at once, as if it had been waited for
-                    overflow.append(Wake(session.number, acquire.request, len(results), hit))
-                    results.append(WAITING)
-        self.count("acquire.hit", hits)
-        return Acquired(self.term, session.number, acquire.request, results), overflow
+    def _acquire(self, session: Session, acquire: Acquire, now: float) -> tuple[ControllerMessage, Sequence[Wake]]:
+        names = _names(acquire.groups)
+        if len(names) > MAX_BATCH:
+            return self._refused(acquire.request, "batch", f"more than {MAX_BATCH} keys"), ()
+        results = self._claims.acquire(
+            names,
+            self._directory.find(names),
+            _GENERATION,
+            session.number,
+            acquire.request,
+            wait_until=now + acquire.wait_ms / 1000,
+            now=now,
+        )
+        self._count_results("acquire", results)
+        follows = _cut(results, session.number, acquire.request) if len(results) > _SURE_TO_FIT else ()
+        return Acquired(self.term, session.number, acquire.request, results), follows
 
-    def _commit(self, session: Session, commit: Commit, now: float) -> tuple[ControllerMessage, list[Wake]]:
+    def _commit(self, session: Session, commit: Commit, now: float) -> tuple[ControllerMessage, Sequence[Wake]]:
         if sum(len(group.entries) for group in commit.groups) > MAX_BATCH:
-            return self._refused(commit.request, "batch", f"more than {MAX_BATCH} entries"), []
+            return self._refused(commit.request, "batch", f"more than {MAX_BATCH} entries"), ()
         results: list[CommitStatus] = []
         wakes: list[Wake] = []
         for group in commit.groups:
             scope = group.scope.digest
             for entry in group.entries:
                 name = scope + mm_digest(entry.mm_hash)
-                status = self._enter(session, name, entry, now)
-                self._counts[f"commit.{status.name.lower()}"] += 1
+                hit: Hit | None = None
+                if entry.generation == _GENERATION:
+                    hit, new = self._directory.enter(name, entry, session.name, now)
+                    found = CommitStatus.STORED if new else CommitStatus.DUPLICATE
+                    status = CommitStatus.REFUSED if hit is None else found
+                else:
+                    status = CommitStatus.OUTDATED if entry.generation < _GENERATION else CommitStatus.REFUSED
                 results.append(status)
-                hit = self._directory.find(name)
-                if hit is not None and status in (CommitStatus.STORED, CommitStatus.DUPLICATE):
+                if hit is not None:
                     wakes += self._claims.committed(name, hit)
                 elif self._claims.token_of(name) == entry.token:
                     full = entry.generation == _GENERATION
                     reason = AbortReason.NO_ROOM if full else AbortReason.FAILED
                     wakes += self._claims.give_up(session.number, entry.token, reason, now) or ()
+        stored = results.count(CommitStatus.STORED)
+        self.count("commit.stored", stored)
+        if stored < len(results):
+            for status in (CommitStatus.DUPLICATE, CommitStatus.OUTDATED, CommitStatus.REFUSED):
+                self.count(f"commit.{status.name.lower()}", results.count(status))
         return Committed(self.term, session.number, commit.request, results), wakes
-
-    def _enter(self, session: Session, name: bytes, entry: Commitment, now: float) -> CommitStatus:
-        if entry.generation != _GENERATION:
-            return CommitStatus.OUTDATED if entry.generation < _GENERATION else CommitStatus.REFUSED
-        return self._directory.enter(
-            name,
-            generation=entry.generation,
-            nbytes=entry.nbytes,
-            info=entry.info,
-            mm_hash=entry.mm_hash,
-            cost_ms=entry.cost_ms,
-            producer=session.name,
-            now=now,
-        )
 
     def _abort(self, session: Session, abort: Abort, now: float) -> list[Wake]:
         wakes: list[Wake] = []
@@ -327,30 +314,27 @@ class ControllerCore:
             self._counts["missing.dropped" if dropped else "missing.stale"] += 1
 
     def _lookup(self, session: Session, lookup: Lookup) -> ControllerMessage:
-        if sum(len(group.digests) for group in lookup.groups) > MAX_BATCH:
+        names = _names(lookup.groups)
+        if len(names) > MAX_BATCH:
             return self._refused(lookup.request, "batch", f"more than {MAX_BATCH} keys")
-        found: list[Hit | None] = []
-        for group in lookup.groups:
-            scope = group.scope.digest
-            found += [self._directory.find(scope + digest) for digest in group.digests]
-        if (
-            sum(len(hit.info) for hit in found if hit is not None) + _RESULT_BYTES * (len(found) + 1)
-            > MAX_MESSAGE_BYTES
-        ):
-            return self._refused(lookup.request, "answer", "the answer is larger than a message; ask for fewer keys")
+        found = self._directory.find(names)
+        if len(found) > _SURE_TO_FIT:
+            info = sum(len(hit.info) for hit in found if hit is not None)
+            if info + _RESULT_BYTES * (len(found) + 1) > MAX_MESSAGE_BYTES:
+                return self._refused(lookup.request, "answer", "larger than a message; ask for fewer keys")
         self._counts["lookup"] += len(found)
         return Found(self.term, session.number, lookup.request, found)
 
-    def _end(self, session: Session, now: float) -> list[Wake]:
+    def _end(self, session: Session, now: float) -> Sequence[Wake]:
         self._sessions.end(session)
         return self._claims.end([session.number], now)
 
-    def _resolved(self, wakes: Iterable[Wake]) -> Effects:
+    def _resolved(self, wakes: Sequence[Wake]) -> Effects:
         """One message for each request that has waits ended, or more where they would be too large."""
         batches: dict[tuple[int, int], list[list[tuple[int, Resolution]]]] = {}
         sizes: dict[tuple[int, int], int] = {}
+        self._count_results("resolved", [wake.result for wake in wakes])
         for session, request, position, result in wakes:
-            self._count_result("resolved", result)
             size = _RESULT_BYTES + (len(result.info) if isinstance(result, Hit) else 0)
             waiter = (session, request)
             chunks = batches.setdefault(waiter, [])
@@ -369,13 +353,36 @@ class ControllerCore:
         self._counts[f"refused.{word}"] += 1
         return Refused(request, reason[:_MAX_REASON])
 
-    def _count_result(self, what: str, result: Answer) -> None:
-        match result:
-            case Hit():
-                self._counts[f"{what}.hit"] += 1
-            case Granted():
-                self._counts[f"{what}.granted"] += 1
-            case Waiting():
-                self._counts[f"{what}.waiting"] += 1
-            case Unclaimed():
-                self._counts[f"{what}.{result.reason}"] += 1
+    def _count_results(self, what: str, results: Iterable[Answer]) -> None:
+        hits = granted = 0
+        for result in results:
+            if (kind := type(result)) is Hit:  # nearly all are one of two, and isinstance is slow to say no
+                hits += 1
+            elif kind is Granted:
+                granted += 1
+            else:
+                self._counts[f"{what}.{result.reason if isinstance(result, Unclaimed) else 'waiting'}"] += 1
+        self.count(f"{what}.hit", hits)
+        self.count(f"{what}.granted", granted)
+
+
+def _names(groups: Iterable[KeyGroup]) -> list[bytes]:
+    """The names of keys, in the order of their results."""
+    names: list[bytes] = []
+    for group in groups:
+        scope = group.scope.digest
+        names += [scope + digest for digest in group.digests]
+    return names
+
+
+def _cut(results: list[Answer], session: int, request: int) -> list[Wake]:
+    """Take out of an answer the hits that would make it too large: they follow at once, as if waited for."""
+    room = MAX_MESSAGE_BYTES - _RESULT_BYTES * (len(results) + 1)
+    follows = []
+    for position, result in enumerate(results):
+        if isinstance(result, Hit):
+            room -= len(result.info)
+            if room < 0:
+                follows.append(Wake(session, request, position, result))
+                results[position] = WAITING
+    return follows

@@ -1,0 +1,1 @@
+"""`mmcache put`, `get` and `lookup`: single entries by hand."""
