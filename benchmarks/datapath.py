@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,6 +23,7 @@ from rich.table import Table
 
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.measure import medians, paired, ratio
+from benchmarks.stages import LOCAL_HIT, REST, TOTAL, Stages, publication, store_read
 from mmcache import EmbeddingKey, MMCache
 from mmcache.entry import PREFIX_BYTES
 from mmcache.memory.pool import Block
@@ -38,6 +39,7 @@ BASELINES = ("safetensors", "memcpy")
 """What has nothing to do with how a client is attached."""
 
 Attach = Literal["sidecar", "embedded"]
+ATTACH: tuple[Attach, ...] = ("sidecar", "embedded")
 
 
 class Client:
@@ -89,6 +91,16 @@ def publish(writer: MMCache, label: str, nbytes: int) -> list[EmbeddingKey]:
     return keys
 
 
+def read_all(cache: MMCache, keys: list[EmbeddingKey]) -> list[torch.Tensor]:
+    """The tensors of entries that must all be there."""
+    return [embedding.tensor for embedding in cache.get_many(keys)]  # type: ignore[union-attr]
+
+
+def read_one(cache: MMCache, key: EmbeddingKey) -> torch.Tensor:
+    """The tensor of an entry that must be there."""
+    return cache.get(key).tensor  # type: ignore[union-attr]
+
+
 def reads(place: Cluster, writer: MMCache, attach: Attach, runs: int) -> list[dict[str, Any]]:
     """`get_many` of 16, verified by prefix and in full, against the raw client's `batch_get_into` of the same bytes."""
     rows = []
@@ -98,9 +110,9 @@ def reads(place: Cluster, writer: MMCache, attach: Attach, runs: int) -> list[di
         names, blocks = prefix.names(keys), prefix.blocks(nbytes)
         addresses, sizes = [block.address for block in blocks], [nbytes] * BATCH
         contenders: dict[str, Callable[[], object]] = {
-            "raw": lambda n=names, a=addresses, s=sizes: prefix.raw.batch_get_into(n, a, s),
-            "prefix": lambda k=keys: prefix.cache.get_many(k),
-            "full": lambda k=keys: full.cache.get_many(k),
+            "raw": functools.partial(prefix.raw.batch_get_into, names, addresses, sizes),
+            "prefix": functools.partial(read_all, prefix.cache, keys),
+            "full": functools.partial(read_all, full.cache, keys),
         }
         if attach == "sidecar":
             contenders |= {"safetensors": safetensors_reader(label, nbytes), "memcpy": copier(nbytes)}
@@ -126,7 +138,12 @@ def safetensors_reader(label: str, nbytes: int) -> Callable[[], object]:
     paths = [Path(folder.name) / f"{label}-{number}" for number in range(BATCH)]
     for path in paths:
         save_file({"embedding": torch.rand(floats(nbytes))}, path)
-    return lambda kept=folder: [load_file(path)["embedding"].clone() for path in paths]
+
+    def read() -> object:
+        folder.name  # noqa: B018  it goes with the last reader
+        return [load_file(path)["embedding"].clone() for path in paths]
+
+    return read
 
 
 def copier(nbytes: int) -> Callable[[], object]:
@@ -144,7 +161,7 @@ def single(place: Cluster, writer: MMCache, runs: int) -> dict[str, float]:
     seconds = paired(
         {
             "raw": lambda: client.raw.batch_get_into(names[:1], [blocks[0].address], [nbytes]),
-            "ours": lambda: client.cache.get(keys[0]),
+            "ours": lambda: read_one(client.cache, keys[0]),
         },
         runs=100 * runs,
         warm_up=100,
@@ -154,7 +171,10 @@ def single(place: Cluster, writer: MMCache, runs: int) -> dict[str, float]:
     local = Client(place, "sidecar", verify="prefix", local_entries=True)
     local.cache.get_many(keys)
     hits = paired(
-        {"one": lambda: local.cache.get(keys[0]), "sixteen": lambda: local.cache.get_many(keys)},
+        {
+            "one": lambda: read_one(local.cache, keys[0]),
+            "sixteen": lambda: read_all(local.cache, keys),
+        },
         runs=500 * runs,
         warm_up=500,
     )
@@ -204,11 +224,37 @@ def puts(place: Cluster, attach: Attach, runs: int) -> dict[str, Any]:
     }
 
 
+def profile(place: Cluster, writer: MMCache, runs: int) -> dict[str, dict[str, float]]:
+    """Median µs of each stage of each path; reads and publications through the sidecar."""
+    small, large = publish(writer, "profile", SIZES["64 KiB"]), publish(writer, "profile", SIZES["1 MiB"])
+    client = Client(place, "sidecar", verify="prefix")
+    local = Client(place, "sidecar", verify="prefix", local_entries=True)
+    local.cache.get_many(small)
+    tensors = [client.cache.empty((floats(SIZES["1 MiB"]),)).fill_(1.0) for _ in range(BATCH)]
+    hit, read, put = Stages(LOCAL_HIT), Stages(store_read(client.raw)), Stages(publication(client.raw))
+
+    def publish_all() -> object:
+        return client.cache.put_many(list(zip(keys_of(f"put-{time.monotonic_ns()}"), tensors, strict=True)))
+
+    profiles = {
+        "local hit": hit.median_us(lambda: read_one(local.cache, small[0]), runs=500 * runs),
+        f"{BATCH} local hits": hit.median_us(lambda: read_all(local.cache, small), runs=500 * runs),
+        "one of 64 KiB": read.median_us(lambda: read_one(client.cache, small[0]), runs=50 * runs),
+        f"{BATCH} of 64 KiB": read.median_us(lambda: read_all(client.cache, small), runs=20 * runs),
+        f"{BATCH} of 1 MiB": read.median_us(lambda: read_all(client.cache, large), runs=5 * runs),
+        f"put of {BATCH} of 1 MiB": put.median_us(publish_all, runs=runs),
+    }
+    local.cache.close()
+    tensors.clear()
+    client.cache.close()
+    return profiles
+
+
 def show(figures: dict[str, Any], console: Console) -> None:
     """The figures as tables."""
     table = Table(title=f"get_many of {BATCH}: median ms, and how fast against the raw client (1.00 is as fast)")
-    columns = ("attach", "size", "raw_ms", "prefix_ms", "full_ms", "safetensors_ms", "memcpy_ms", "prefix_to_raw")
-    columns += ("full_to_raw", "prefix_to_safetensors", "prefix_GB_s")
+    columns = ["attach", "size", "raw_ms", "prefix_ms", "full_ms", "safetensors_ms", "memcpy_ms", "prefix_to_raw"]
+    columns += ["full_to_raw", "prefix_to_safetensors", "prefix_GB_s"]
     for column in columns:
         table.add_column(column.replace("_", " "), justify="right")
     for row in figures["reads"]:
@@ -222,6 +268,20 @@ def show(figures: dict[str, Any], console: Console) -> None:
             table.add_row(f"{row['attach']} put: {name.replace('_', ' ')}", text(row[name]))
     for name, value in figures["single"].items():
         table.add_row(f"64 KiB: {name.replace('_', ' ')}", text(value))
+    console.print(table)
+    if profiles := figures.get("profile"):
+        show_profiles(profiles, console)
+
+
+def show_profiles(profiles: dict[str, dict[str, float]], console: Console) -> None:
+    """Stages in rows, paths in columns."""
+    table = Table(title="Where the time goes: median µs of each stage (sidecar, verify: prefix)")
+    table.add_column("stage")
+    for path in profiles:
+        table.add_column(path, justify="right")
+    stages = dict.fromkeys(stage for profile in profiles.values() for stage in profile)
+    for stage in [*(stage for stage in stages if stage not in (REST, TOTAL)), REST, TOTAL]:
+        table.add_row(stage, *(text(profile.get(stage)) for profile in profiles.values()))
     console.print(table)
 
 
@@ -264,20 +324,24 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=15, help="paired runs of each line (default: 15)")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--plot", type=Path, help="draw throughput by size there (needs matplotlib)")
+    parser.add_argument("--profile", action="store_true", help="also time each stage of each path")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     console = Console(stderr=True)
     with console.status("starting a cluster") as status, cluster("4GiB") as place:
         writer = MMCache.connect(place.config, strict=True, local_entries=False)
         figures: dict[str, Any] = {"batch": BATCH, "runs": arguments.runs, "reads": [], "puts": []}
-        for attach in ("sidecar", "embedded"):
+        for attach in ATTACH:
             status.update(f"reading, {attach}")
             figures["reads"] += reads(place, writer, attach, arguments.runs)
         status.update("single entries and local hits")
         figures["single"] = single(place, writer, arguments.runs)
-        for attach in ("sidecar", "embedded"):
+        for attach in ATTACH:
             status.update(f"publishing, {attach}")
             figures["puts"].append(puts(place, attach, arguments.runs))
+        if arguments.profile:
+            status.update("timing stages")
+            figures["profile"] = profile(place, writer, arguments.runs)
         writer.close()
     show(figures, Console())
     if arguments.json:
@@ -287,4 +351,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -291,7 +291,7 @@ def _decode_prefix(prefix: bytearray, payload_nbytes: int) -> tuple[_Metadata, i
     if end > PREFIX_BYTES or prefix[end:] != bytes(PREFIX_BYTES - end):
         raise CorruptEntry("metadata", "it does not end within the prefix, or is not followed by zeros alone")
     try:
-        metadata = _metadata_decoder.decode(memoryview(prefix)[_HEAD.size : end])
+        metadata = _metadata_decoder.decode(prefix[_HEAD.size : end])
     except _DECODE_ERRORS as error:
         raise CorruptEntry("metadata", str(error)) from error
     if not 0 <= metadata.cost_ms < math.inf:
@@ -301,7 +301,7 @@ def _decode_prefix(prefix: bytearray, payload_nbytes: int) -> tuple[_Metadata, i
 
 
 def _check_contents(tensors: tuple[TensorSpec, ...], meta: dict[str, object], payload_nbytes: int) -> None:
-    if fault := _meta_fault(meta):
+    if meta and (fault := _meta_fault(meta)):
         raise CorruptEntry("metadata", fault)
     if fault := _layout_fault(tensors, payload_nbytes):
         raise CorruptEntry("layout", fault)
@@ -320,9 +320,10 @@ def _layout_fault(tensors: Sequence[TensorSpec], payload_nbytes: int) -> str | N
     """Why tensors, whose fields the decoder has bounded, are not a layout of this payload; None if they are."""
     end = 0
     for spec in tensors:
-        if spec.dtype not in DTYPE_BYTES:
+        itemsize = DTYPE_BYTES.get(spec.dtype)
+        if itemsize is None:
             return f"tensor {spec.name!r} has the unknown dtype {spec.dtype!r}"
-        if spec.nbytes != math.prod(spec.shape) * DTYPE_BYTES[spec.dtype]:
+        if spec.nbytes != math.prod(spec.shape) * itemsize:
             return f"tensor {spec.name!r} of {spec.dtype} {spec.shape} does not take {spec.nbytes} bytes"
         if not spec.nbytes and _span(spec.dtype, spec.shape) > MAX_PAYLOAD_BYTES:
             return f"tensor {spec.name!r} has the absurd shape {spec.shape}"

@@ -26,8 +26,8 @@ MM_HASH_MAX_BYTES: Final = 1024
 
 _FIELD_LIMITS: Final = {"model": 256, "version": 128, "lora": 128, "modality": 32, "tenant": 64}
 """Longest value of each field in characters; a field holds printable ASCII without spaces."""
-_PRINTABLE: Final = re.compile(r"[!-~]+\Z")
 _LINEAGE: Final = re.compile(r"[a-z0-9]{1,32}\Z")
+_mm_hasher: Final = hashlib.blake2b(digest_size=DIGEST_BYTES, person=b"mmc1.mm_hash")
 _fingerprint_encoder = msgspec.msgpack.Encoder(order="deterministic")  # not JSON: there NaN is null and bytes are str
 
 
@@ -39,7 +39,7 @@ def _check_field(name: str, value: object) -> None:
         raise InvalidKey(f"{name} must not be empty")
     if len(value) > limit:
         raise InvalidKey(f"{name} has {len(value)} characters; at most {limit} are allowed")
-    if not _PRINTABLE.match(value):
+    if not (value.isascii() and value.isprintable()) or " " in value:
         raise InvalidKey(f"{name} may hold printable ASCII without spaces only, got {value!r}")
 
 
@@ -188,7 +188,9 @@ def _scope_digest(scope: Scope) -> bytes:
 
 def mm_digest(mm_hash: str) -> bytes:
     """The 32-byte digest that stands for an mm_hash in names and messages."""
-    return hashlib.blake2b(mm_hash.encode(), digest_size=DIGEST_BYTES, person=b"mmc1.mm_hash").digest()
+    hasher = _mm_hasher.copy()  # which costs less than to make one
+    hasher.update(mm_hash.encode())
+    return hasher.digest()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -198,7 +200,6 @@ def _name_stem(lineage: str, scope: Scope) -> str:
     return f"mmc1.{lineage}.{scope.digest.hex()}."
 
 
-@functools.lru_cache(maxsize=16_384)
 def store_name(key: EmbeddingKey, *, lineage: str, generation: int) -> str:
     """The name under which the store keeps `key` at `generation`, in the world of the controller with `lineage`."""
     if generation < 0:

@@ -33,11 +33,10 @@ class Counters:
         if reason:
             name = f"{name}.{reason}"
         with self._lock:
-            if name not in self._counts:
-                if len(self._counts) >= self._max_names:
-                    name = OTHER
-                self._counts.setdefault(name, 0)
-            self._counts[name] += n
+            counts = self._counts
+            if name not in counts and len(counts) >= self._max_names:
+                name = OTHER
+            counts[name] = counts.get(name, 0) + n
 
     def snapshot(self) -> dict[str, int]:
         """All counts so far, in the order of their names."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 from typing import Annotated
@@ -49,6 +50,8 @@ def _serve(settings: Settings) -> None:
         max_sessions=settings.controller.max_sessions,
         max_entries=settings.controller.max_entries,
     )
+    gc.collect()
+    gc.freeze()  # what the imports made lives as long as the process: no collection, and so no pause, is to walk it
     try:
         serve(settings.controller.bind, new_core(limits), ready=lambda address: typer.echo(f"controller at {address}"))
     except OSError as error:

@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from mmcache.errors import LifecycleError, MMCacheError, StoreUnavailable
 from mmcache.memory.pool import Block, RegisteredPool
 from mmcache.metrics import Counters
 from mmcache.store.base import Store
+from mmcache.store.mapping import give_back
 
 _log = logging.getLogger(__name__)
 
@@ -145,6 +147,8 @@ class Attacher:
         try:
             region = store.allocate_region(self._pool_bytes)
             pool = RegisteredPool(region.address, region.nbytes)
+            # When the last tensor on it is gone, too.
+            weakref.finalize(pool, give_back, region, pool.quarantined_extents).atexit = False
         except BaseException:
             store.close()
             raise

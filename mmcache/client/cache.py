@@ -119,12 +119,7 @@ class MMCache:
         for reason in batch.missing.values():
             self._complain(reason)
         found = batch.found
-        return [
-            embedding
-            if (embedding := found.get(item.name)) is None or embedding.key is item.key
-            else Embedding(item.key, embedding.tensors, embedding.meta, embedding.source)
-            for item in wanted
-        ]
+        return [found.get(item.name) for item in wanted]
 
     def lookup(self, keys: Sequence[EmbeddingKey], *, timeout: float | None = None) -> list[EntryInfo | None]:
         """What the controller knows of entries, without reading or claiming them; None where it knows nothing."""

@@ -147,7 +147,8 @@ class IoThreads:
         self._max_pending = max_pending
         self._closed = False
         self._left: dict[Call[Any], float] = {}
-        self._idle = threading.Semaphore(0)
+        self._idle = 0
+        """Threads that wait for a turn which nobody has counted on yet."""
         self._starting = threading.Lock()
         self._threads: list[threading.Thread] = []
 
@@ -191,11 +192,14 @@ class IoThreads:
             most = self._max_pending // 2 if call.publishes else self._max_pending
             if len(self._reads) + len(self._publications) >= max(1, most):
                 raise Overloaded(f"{most} calls are waiting for the store already")
-            if self._stuck():  # no thread would get to this one; it would only wait for its deadline
+            if self._left and self._stuck():  # no thread would get to this one; it would only wait for its deadline
                 raise Overloaded(f"all {self._count} threads wait for calls that are overdue")
             (self._publications if call.publishes else self._reads).append(call)
             self._turns.put(True)
-        if not self._idle.acquire(blocking=False) and len(self._threads) < self._count:
+            if self._idle:
+                self._idle -= 1
+                return
+        if len(self._threads) < self._count:
             self._start_thread()
 
     def left(self, call: Call[Any]) -> None:
@@ -205,8 +209,6 @@ class IoThreads:
 
     def _stuck(self) -> bool:
         """Whether every thread has been at a call for long that nobody waits for any more."""
-        if not self._left:
-            return False
         for call in [call for call in self._left if not call.running]:
             del self._left[call]
         now = time.monotonic()
@@ -231,7 +233,8 @@ class IoThreads:
                 call.run()
                 # After a publication another can begin, which had its turn when there was no thread for it.
                 call = self._next(call) if call.publishes else None
-            self._idle.release()
+            with self._starting:
+                self._idle += 1
 
     def _next(self, ended: Call[Any] | None) -> Call[Any] | None:
         """The call whose turn it is; None if it has begun already, or is a publication that has to wait."""

@@ -31,6 +31,9 @@ FORGET_AFTER_S: Final = 2.0
 MAX_NAMES: Final = 65_536
 CANARY_BYTES: Final = 4096
 CANARY_DEADLINE_S: Final = 5.0
+CANARY_TRIES: Final = 10
+CANARY_PAUSE_S: Final = 0.05
+"""Each connection of the store that broke in an outage spoils one call after it, at once: so a probe tries again."""
 MAX_PROBES: Final = 4
 """Most probes at once."""
 
@@ -138,7 +141,11 @@ class StoreHealth:
         try:
             if not attachment.store.reachable():
                 return False
-            outcome = self._publish_canary(attachment)
+            for _ in range(CANARY_TRIES):
+                outcome = self._publish_canary(attachment)
+                if outcome not in UNANSWERED or self._closing:
+                    break
+                time.sleep(CANARY_PAUSE_S)
         except (StoreUnavailable, LifecycleError) as error:
             self._attacher.failed(attachment, error)
             return False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 
@@ -12,8 +13,8 @@ from mmcache.client.results import DEFAULT_TENSOR, Embedding, Source
 from mmcache.entry import PREFIX_BYTES, EntryHeader, lay_out
 from mmcache.errors import CorruptEntry, InvalidEntry
 from mmcache.key import EmbeddingKey, Scope
-from mmcache.memory.host import dtype_name, dtype_of, tensor_over
-from mmcache.memory.pool import ReadyEntry, RegisteredPool
+from mmcache.memory.host import dtype_name, dtype_of, tensor_maker
+from mmcache.memory.pool import Block, Export
 
 Like = torch.Tensor | Mapping[str, torch.Tensor]
 """What an entry's tensors must look like: only names, shapes and dtypes count, so tensors on the meta device serve."""
@@ -30,43 +31,46 @@ class Expectation:
             raise InvalidEntry("like must be a tensor, or a mapping of names to tensors")
         layout = [(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()]
         _, payload_bytes = lay_out(layout)
-        self._tensors = sorted(layout)
+        self._tensors = {name: (dtype, shape) for name, dtype, shape in layout}
         self.object_bytes = PREFIX_BYTES + payload_bytes
 
-    def check(self, header: EntryHeader) -> None:
+    def check(self, entry: LocalEntry) -> None:
         """Raises CorruptEntry with reason `unexpected` when the entry is not what its reader can use."""
-        found = sorted((spec.name, spec.dtype, tuple(spec.shape)) for spec in header.tensors)
-        if found != self._tensors:
-            raise CorruptEntry("unexpected", f"the entry has {found}, its reader expects {self._tensors}")
+        if entry.tensors != self._tensors:
+            raise CorruptEntry("unexpected", f"the entry has {entry.tensors}, its reader expects {self._tensors}")
 
 
-def embedding_from(
-    pool: RegisteredPool, entry: ReadyEntry, key: EmbeddingKey, *, source: Source, expect: Expectation | None
-) -> Embedding:
-    """Tensors over a ready entry that is held for this call; the hold passes to them.
+class LocalEntry:
+    """What a ready block of the pool holds: all that a hit needs, worked out once.
 
-    Raises CorruptEntry when the entry is not what its reader expects, or holds a dtype that this torch lacks.
+    Raises CorruptEntry with reason `unsupported` for a dtype that this torch lacks.
     """
-    header: EntryHeader = entry.value  # type: ignore[assignment]
-    try:
+
+    __slots__ = ("_makers", "_meta", "tensors")
+
+    def __init__(self, header: EntryHeader, block: Block) -> None:
+        self._meta = MappingProxyType(header.meta)
+        self._makers: list[tuple[str, Callable[[Export], torch.Tensor]]] = []
+        self.tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+        """Their dtypes and shapes by name."""
+        try:
+            for spec in header.tensors:
+                make = tensor_maker(
+                    block, offset=PREFIX_BYTES + spec.offset, dtype=dtype_of(spec.dtype), shape=spec.shape
+                )
+                self._makers.append((spec.name, make))
+                self.tensors[spec.name] = spec.dtype, spec.shape
+        except InvalidEntry as error:
+            raise CorruptEntry("unsupported", str(error)) from error
+
+    def embedding(self, export: Export, key: EmbeddingKey, source: Source, expect: Expectation | None) -> Embedding:
+        """Tensors over its exported block, which hold it from here on. Raises what `Expectation.check` raises."""
         if expect is not None:
-            expect.check(header)
-        tensors = {
-            spec.name: tensor_over(
-                pool,
-                entry.block,
-                offset=PREFIX_BYTES + spec.offset,
-                nbytes=spec.nbytes,
-                dtype=dtype_of(spec.dtype),
-                shape=spec.shape,
-            )
-            for spec in header.tensors
-        }
-    except InvalidEntry as error:
-        raise CorruptEntry("unsupported", str(error)) from error
-    finally:
-        pool.unhold(entry.block)
-    return Embedding(key, tensors, header.meta, source)
+            expect.check(self)
+        tensors = {}
+        for name, make in self._makers:
+            tensors[name] = make(export)
+        return Embedding(key, MappingProxyType(tensors), self._meta, source)
 
 
 class ExpectedSizes:
@@ -86,19 +90,20 @@ class ExpectedSizes:
         self._scopes: OrderedDict[Scope, deque[int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def guess(self, name: str, scope: Scope) -> int:
+    def guess(self, name: str, key: EmbeddingKey) -> int:
         """Bytes that will probably do for this object."""
+        if (known := self._names.get(name)) is not None:
+            return known
         with self._lock:
-            if (known := self._names.get(name)) is not None:
-                return known
-            if (last := self._scopes.get(scope)) is None:
+            if (last := self._scopes.get(key.scope)) is None:
                 return self._default_bytes
             return sorted(last)[-2:][0]
 
-    def learn(self, name: str, scope: Scope, nbytes: int) -> None:
+    def learn(self, name: str, key: EmbeddingKey, nbytes: int) -> None:
         """An object of this name had `nbytes`."""
         if self._names.get(name) == nbytes:
             return
+        scope = key.scope
         with self._lock:
             self._names[name] = nbytes
             self._names.move_to_end(name)

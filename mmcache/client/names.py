@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from mmcache.key import EmbeddingKey, store_name
 
+MAX_NAMES = 16_384
+
 
 class NamedKey(NamedTuple):
     """A key at one generation, in the world of one controller.
@@ -28,3 +30,17 @@ class NamedKey(NamedTuple):
         """The same key at the generation that the controller told."""
         named = self if generation == self.generation else NamedKey.of(self.key, self.lineage, generation)
         return named._replace(nbytes=nbytes)
+
+
+class Names(dict[EmbeddingKey, NamedKey]):
+    """The keys of one lineage at generation 0 with their names, each made when it is first looked up; bounded."""
+
+    def __init__(self, lineage: str) -> None:
+        super().__init__()
+        self.lineage = lineage
+
+    def __missing__(self, key: EmbeddingKey) -> NamedKey:
+        if len(self) >= MAX_NAMES:
+            self.clear()
+        named = self[key] = NamedKey.of(key, self.lineage, generation=0)
+        return named

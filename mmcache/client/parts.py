@@ -19,6 +19,7 @@ from mmcache.config import Settings
 from mmcache.control.channel import ControlChannel
 from mmcache.errors import ControllerUnavailable
 from mmcache.metrics import Counters
+from mmcache.store.binding import prepare_for_exit
 from mmcache.store.mooncake import MooncakeStore
 
 _log = logging.getLogger(__name__)
@@ -115,3 +116,4 @@ _open: weakref.WeakSet[Parts] = weakref.WeakSet()
 def _end_all() -> None:
     for parts in list(_open):
         parts.end()
+    prepare_for_exit()

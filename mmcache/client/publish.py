@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from mmcache.client.attachment import Attacher, Attachment
 from mmcache.client.calls import IoThreads
 from mmcache.client.health import StoreHealth
+from mmcache.client.local import LocalEntry
 from mmcache.client.names import NamedKey
 from mmcache.client.results import DEFAULT_TENSOR, Embedding, PutResult
 from mmcache.control.channel import CommitEntry, ControlChannel
@@ -36,7 +38,7 @@ from mmcache.errors import (
     PoolExhausted,
     StoreUnavailable,
 )
-from mmcache.memory.host import copy_into, dtype_name, tensor_over
+from mmcache.memory.host import copy_into, dtype_name, tensor_maker
 from mmcache.memory.pool import Block, BlockState, RegisteredPool
 from mmcache.metrics import Counters, Latency
 from mmcache.store import base
@@ -77,7 +79,10 @@ class Publication(NamedTuple):
         """What it is to the caller that computed it."""
         names = (spec.name for spec in self.header.tensors)
         return Embedding(
-            self.target.key, dict(zip(names, self.tensors, strict=True)), self.header.meta, source="computed"
+            self.target.key,
+            MappingProxyType(dict(zip(names, self.tensors, strict=True))),
+            MappingProxyType(self.header.meta),
+            source="computed",
         )
 
 
@@ -122,13 +127,11 @@ class Publisher:
 
         Raises PoolExhausted, or StoreUnavailable while there is no pool.
         """
-        specs, payload_bytes = lay_out([(DEFAULT_TENSOR, dtype_name(dtype), shape)])
+        _, payload_bytes = lay_out([(DEFAULT_TENSOR, dtype_name(dtype), shape)])
         pool = self._attacher.require().pool
         block = pool.allocate(PREFIX_BYTES + payload_bytes, deadline=deadline)
         try:
-            return tensor_over(
-                pool, block, offset=PREFIX_BYTES, nbytes=specs[0].nbytes, dtype=dtype, shape=specs[0].shape
-            )
+            return tensor_maker(block, offset=PREFIX_BYTES, dtype=dtype, shape=shape)(pool.export(block))
         finally:
             pool.unhold(block)  # from here on the tensor alone holds it
 
@@ -329,7 +332,7 @@ class Publisher:
         publication, block, in_place = item
         if self._local_entries and not in_place and result == STORED:
             pool = attachment.pool
-            pool.unhold(pool.keep(publication.name, block, publication.header).block)
+            pool.unhold(pool.keep(publication.name, block, LocalEntry(publication.header, block)).block)
         else:
             self._end_staged(attachment, item, settled=True)
 

@@ -6,7 +6,6 @@ one reads and the other waits for it, within its own deadline.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -17,10 +16,10 @@ from typing import Literal
 from mmcache.client.attachment import Attacher, Attachment
 from mmcache.client.calls import IoThreads
 from mmcache.client.health import UNANSWERED, StoreHealth
-from mmcache.client.local import Expectation, ExpectedSizes, embedding_from
-from mmcache.client.names import NamedKey
+from mmcache.client.local import Expectation, ExpectedSizes, LocalEntry
+from mmcache.client.names import NamedKey, Names
 from mmcache.client.results import Embedding
-from mmcache.client.transfers import Transfers
+from mmcache.client.transfers import Arrival, Transfer, Transfers
 from mmcache.control.channel import ControlChannel
 from mmcache.entry import EntryHeader
 from mmcache.errors import (
@@ -32,7 +31,7 @@ from mmcache.errors import (
     StoreUnavailable,
 )
 from mmcache.key import EmbeddingKey
-from mmcache.memory.pool import Block, RegisteredPool
+from mmcache.memory.pool import Block, BlockState
 from mmcache.metrics import Counters, Latency
 from mmcache.store.base import Outcome, ReadResult
 
@@ -70,12 +69,24 @@ class ReadBatch:
 class _Flight:
     """A read of some names, for a batch, that other calls may wait for."""
 
-    __slots__ = ("batch", "began", "landed")
+    __slots__ = ("_landing", "batch", "began")
 
     def __init__(self, batch: ReadBatch) -> None:
         self.began = time.monotonic()
         self.batch = batch
-        self.landed = threading.Event()
+        self._landing = threading.Lock()  # held until it has landed: cheaper than an Event
+        self._landing.acquire()
+
+    def land(self) -> None:
+        """It has ended."""
+        self._landing.release()
+
+    def landed(self, deadline: float) -> bool:
+        """Wait for its end; False at the deadline."""
+        if not self._landing.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return False
+        self._landing.release()
+        return True
 
     def absent(self, name: str, since: float) -> bool:
         """Once landed: whether the name was found absent after a time, so that whoever asks since then knows it too."""
@@ -105,6 +116,8 @@ class Reader:
         self._transfers = Transfers(io=io, attacher=attacher, health=health, verify=verify)
         self._local_entries = local_entries
         self._sizes = ExpectedSizes(default_bytes=default_bytes)
+        self._names = Names("")
+        self._lease_s = 0.0
         self._flights: dict[str, _Flight] = {}
         self._flights_lock = threading.Lock()
         self._told_of_full_pool = False
@@ -118,29 +131,25 @@ class Reader:
         view = self._channel.fresh()
         if view is None:
             return None
-        return [NamedKey.of(key, view.lineage, generation=0) for key in keys]
-
-    def local(self, wanted: NamedKey, expect: Expectation | None) -> Embedding | None:
-        """The entry if this process holds it. Raises CorruptEntry when it is not what its reader expects."""
-        attachment = self._attacher.current
-        if not self._local_entries or attachment is None:
-            return None
-        entry = attachment.pool.find(wanted.name)
-        if entry is None:
-            return None
-        return embedding_from(attachment.pool, entry, wanted.key, source="local", expect=expect)
+        self._lease_s = view.lease_s
+        names = self._names
+        if names.lineage != view.lineage:
+            names = self._names = Names(view.lineage)
+        return [names[key] for key in keys]
 
     def read(self, wanted: Sequence[NamedKey], *, expect: Expectation | None, deadline: float) -> ReadBatch:
         """Read each distinct name once."""
         batch = ReadBatch(expect, deadline)
-        pending = {item.name: item for item in wanted}
-        while pending:
-            pending = self._read_once(pending, batch)
+        remote = self._take_local(wanted, batch)
+        while remote:
+            again = self._read_once(remote, batch)
+            remote = self._take_local(again, batch) if again else {}
+        local = len(batch.found) - batch.from_store
+        if local:
+            self._counters.add("hit", local, reason="local")
         if batch.from_store:
             self._counters.add("hit", batch.from_store, reason="store")
             self._counters.add("bytes_read", batch.nbytes)
-        if len(batch.found) > batch.from_store:
-            self._counters.add("hit", len(batch.found) - batch.from_store, reason="local")
         for reason in batch.missing.values():
             self._counters.add("miss", reason=reason)
             if reason == "no_memory" and not self._told_of_full_pool:
@@ -148,44 +157,52 @@ class Reader:
                 _log.warning("the pool is full of tensors that are still held: raise client.pool_bytes, or clone them")
         return batch
 
-    def _read_once(self, pending: dict[str, NamedKey], batch: ReadBatch) -> dict[str, NamedKey]:
-        """One pass over what is local, what another call reads already, and the rest; returns what to try again."""
-        remote: dict[str, NamedKey] = {}
-        started = time.perf_counter()
-        for item in pending.values():
-            try:
-                embedding = self.local(item, batch.expect)
-            except CorruptEntry as error:
-                batch.missing[item.name] = error.reason
-                continue
-            if embedding is None:
-                remote[item.name] = item
-            else:
-                batch.found[item.name] = embedding
-        if not remote:
-            self.local_latency.add(time.perf_counter() - started)
-            return {}
+    def _read_once(self, remote: dict[str, NamedKey], batch: ReadBatch) -> list[NamedKey]:
+        """Read what no other call reads already, and wait for the rest; returns what to try again."""
         others = self._fly(remote, batch)
-        again: dict[str, NamedKey] = {}
+        again: list[NamedKey] = []
         for name, flight in others.items():
-            if not flight.landed.wait(max(0.0, batch.deadline - time.monotonic())):
+            if not flight.landed(batch.deadline):
                 batch.missing[name] = "deadline"
             elif flight.absent(name, batch.began):
                 batch.missing[name] = ABSENT
             else:  # it is local now, or it failed for a reason of the other call's own
-                again[name] = remote[name]
+                again.append(remote[name])
         return again
+
+    def _take_local(self, wanted: Sequence[NamedKey], batch: ReadBatch) -> dict[str, NamedKey]:
+        """Show what this process holds; returns the rest, by name."""
+        attachment = self._attacher.current
+        if not self._local_entries or attachment is None:
+            return {item.name: item for item in wanted}
+        started = time.perf_counter()
+        found, expect = batch.found, batch.expect
+        remote: dict[str, NamedKey] = {}
+        for item, local in zip(wanted, attachment.pool.find([item.name for item in wanted]), strict=True):
+            if local is None:
+                remote[item.name] = item
+                continue
+            entry, export = local
+            try:
+                found[item.name] = entry.embedding(export, item.key, "local", expect)
+            except CorruptEntry as error:
+                batch.missing[item.name] = error.reason
+        if not remote:
+            self.local_latency.add(time.perf_counter() - started)
+        return remote
 
     def _fly(self, remote: dict[str, NamedKey], batch: ReadBatch) -> dict[str, _Flight]:
         """Read what nobody is reading yet; returns the flights of others that read the rest."""
+        if not self._local_entries:  # then a flight would leave nothing here for those who wait for it
+            self._read_from_store(list(remote.values()), batch)
+            return {}
         flight = _Flight(batch)
         mine: list[NamedKey] = []
         others: dict[str, _Flight] = {}
         try:
             with self._flights_lock:
                 for name, item in remote.items():
-                    other = self._flights.get(name) if self._local_entries else None
-                    if other is not None:
+                    if (other := self._flights.get(name)) is not None:
                         others[name] = other
                     else:
                         mine.append(item)
@@ -197,7 +214,7 @@ class Reader:
                 for item in mine:
                     if self._flights.get(item.name) is flight:
                         del self._flights[item.name]
-            flight.landed.set()
+            flight.land()
         return others
 
     def _read_from_store(self, wanted: list[NamedKey], batch: ReadBatch) -> None:
@@ -213,13 +230,13 @@ class Reader:
             if not wanted:
                 return
         try:
-            if (view := self._channel.fresh()) is not None:
-                attachment.store.lease_s = view.lease_s
+            attachment.store.lease_s = self._lease_s
             if batch.expect is not None:
                 wanted = [item._replace(nbytes=batch.expect.object_bytes) for item in wanted]
-            self._read_sized(attachment, [item for item in wanted if item.nbytes], batch)
-            if unsized := [item for item in wanted if not item.nbytes]:
-                self._read_unsized(attachment, unsized, batch)
+            if sized := [item for item in wanted if item.nbytes]:
+                self._read_sized(attachment, sized, batch)
+            if len(sized) < len(wanted):
+                self._read_unsized(attachment, [item for item in wanted if not item.nbytes], batch)
         except (StoreUnavailable, LifecycleError) as error:
             batch.miss([item for item in wanted if item.name not in batch.found], "unavailable")
             self._attacher.failed(attachment, error)
@@ -233,7 +250,7 @@ class Reader:
         sizes: list[int] = []
         room = most
         for item in wanted:
-            size = min(self._sizes.guess(item.name, item.key.scope), most)
+            size = min(self._sizes.guess(item.name, item.key), most)
             if size > room:
                 self._read_guessed(attachment, part, sizes, batch)
                 part, sizes, room = [], [], most
@@ -245,8 +262,6 @@ class Reader:
     def _read_guessed(self, attachment: Attachment, wanted: list[NamedKey], sizes: list[int], batch: ReadBatch) -> None:
         """Read into blocks of these sizes or, where there is no room for guesses, of the objects' real sizes."""
         store, pool = attachment
-        names = [item.name for item in wanted]
-        began = time.monotonic()
         try:
             blocks = pool.allocate_many(sizes, deadline=0.0)
         except PoolExhausted:
@@ -254,6 +269,8 @@ class Reader:
         else:
             self._read_into(attachment, wanted, blocks, batch)
             return
+        names = [item.name for item in wanted]
+        began = time.monotonic()
         try:
             real_sizes = self._io.perform(
                 lambda: store.sizes(names, deadline=batch.deadline),
@@ -294,29 +311,58 @@ class Reader:
         """Read each object into its block; those larger than that once more, now that their size is known."""
         larger: list[NamedKey] = []
         began = time.monotonic()
-        # Closed here and not by some later collection, so that what is still under way is disposed of in any case.
-        with contextlib.closing(self._transfers.read(attachment, wanted, blocks, batch.deadline)) as parts:
-            for part in parts:
-                if part.arrivals is None:
-                    batch.miss(part.wanted, "deadline")
-                    self._health.timed_out(began, [item.name for item in part.wanted])
-                    continue
-                self._health.ended([arrival.result.outcome for arrival in part.arrivals], began)
-                arrived = zip(part.wanted, part.blocks, part.arrivals, strict=True)
+        transfers = self._transfers.begin(attachment, wanted, blocks, batch.deadline)
+        try:
+            while transfers:
+                transfer = transfers.pop(0)
                 try:
-                    for item, block, (result, entry) in arrived:
-                        if isinstance(entry, EntryHeader):
-                            self._accept(attachment.pool, item, block, entry, result.nbytes, batch)
-                        else:
-                            self._attacher.give_back(attachment, block, settled=result.settled)
-                            larger += self._not_delivered(item, result, entry, batch)
-                except BaseException:
-                    for _, block, (result, _) in arrived:
-                        self._attacher.give_back(attachment, block, settled=result.settled)
-                    raise
+                    arrivals = transfer.arrivals()
+                except DeadlineExceeded:
+                    batch.miss(transfer.wanted, "deadline")
+                    self._health.timed_out(began, [item.name for item in transfer.wanted])
+                else:
+                    self._health.ended([arrival.result.outcome for arrival in arrivals], began)
+                    larger += self._accept(transfer, arrivals, batch)
+        finally:
+            for transfer in transfers:
+                transfer.drop()
         if larger:
             self._counters.add("second_round", len(larger))
             self._read_sized(attachment, larger, batch)
+
+    def _accept(self, transfer: Transfer, arrivals: list[Arrival], batch: ReadBatch) -> list[NamedKey]:
+        """Keep what came and was verified, and show it; returns what was larger than its block."""
+        larger: list[NamedKey] = []
+        shown: list[NamedKey] = []
+        filled: list[tuple[str | None, Block, int, LocalEntry]] = []
+        try:
+            for item, block, (result, header) in zip(transfer.wanted, transfer.blocks, arrivals, strict=True):
+                if not isinstance(header, EntryHeader):
+                    larger += self._not_delivered(item, result, header, batch)
+                    continue
+                self.damaged.pop(item.name, None)
+                self._sizes.learn(item.name, item.key, result.nbytes)
+                try:
+                    entry = LocalEntry(header, block)
+                except CorruptEntry as error:
+                    batch.missing[item.name] = error.reason
+                else:
+                    shown.append(item)
+                    filled.append((item.name if self._local_entries else None, block, result.nbytes, entry))
+            kept = transfer.attachment.pool.keep_many(filled)
+        finally:
+            for block, arrival in zip(transfer.blocks, arrivals, strict=True):
+                if block.state is BlockState.FILLING:
+                    self._attacher.give_back(transfer.attachment, block, settled=arrival.result.settled)
+        for item, (entry, export) in zip(shown, kept, strict=True):
+            try:
+                batch.found[item.name] = entry.embedding(export, item.key, "store", batch.expect)
+            except CorruptEntry as error:
+                batch.missing[item.name] = error.reason
+            else:
+                batch.nbytes += export.block.nbytes
+                batch.from_store += 1
+        return larger
 
     def _not_delivered(
         self, item: NamedKey, result: ReadResult, error: EntryHeader | CorruptEntry | None, batch: ReadBatch
@@ -335,32 +381,6 @@ class Reader:
         else:
             return [item._replace(nbytes=result.nbytes)]
         return []
-
-    def _accept(
-        self,
-        pool: RegisteredPool,
-        item: NamedKey,
-        block: Block,
-        header: EntryHeader,
-        nbytes: int,
-        batch: ReadBatch,
-    ) -> None:
-        """Keep what came and was verified, and show it."""
-        self.damaged.pop(item.name, None)
-        if block.nbytes != nbytes:
-            pool.trim(block, nbytes)
-        self._sizes.learn(item.name, item.key.scope, nbytes)
-        entry = pool.keep(item.name, block, header)
-        if not self._local_entries:
-            pool.forget(item.name)
-        try:
-            embedding = embedding_from(pool, entry, item.key, source="store", expect=batch.expect)
-        except CorruptEntry as error:
-            batch.missing[item.name] = error.reason
-            return
-        batch.found[item.name] = embedding
-        batch.nbytes += nbytes
-        batch.from_store += 1
 
     def _refuse(self, item: NamedKey, error: CorruptEntry, batch: ReadBatch) -> None:
         """What fails verification is never seen, and remembered: a put would not replace it."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+import msgspec
 import torch
 
 from mmcache.entry import TensorSpec
@@ -18,7 +18,7 @@ DEFAULT_TENSOR = "embedding"
 """The name of an entry's tensor when it has but one and the caller gave none."""
 
 
-class Embedding:
+class Embedding(msgspec.Struct, frozen=True, eq=False):
     """One entry, whole and verified.
 
     Its tensors may be shared with other callers in this process, so they are to be read, not written. Each lives as
@@ -31,15 +31,10 @@ class Embedding:
         source: `local` (this process had it), `store` (read from the store) or `computed` (by this very call).
     """
 
-    __slots__ = ("key", "meta", "source", "tensors")
-
-    def __init__(
-        self, key: EmbeddingKey, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, object], source: Source
-    ) -> None:
-        self.key = key
-        self.tensors: Mapping[str, torch.Tensor] = MappingProxyType(dict(tensors))
-        self.meta: Mapping[str, object] = MappingProxyType(dict(meta))
-        self.source: Source = source
+    key: EmbeddingKey
+    tensors: Mapping[str, torch.Tensor]
+    meta: Mapping[str, object]
+    source: Source
 
     @property
     def tensor(self) -> torch.Tensor:

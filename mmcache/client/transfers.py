@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
 from typing import Literal, NamedTuple
 
 from mmcache.client.attachment import Attacher, Attachment
-from mmcache.client.calls import HandOff, IoThreads
+from mmcache.client.calls import IoThreads
 from mmcache.client.health import UNANSWERED, StoreHealth
 from mmcache.client.names import NamedKey
 from mmcache.entry import EntryHeader, decode_entry
-from mmcache.errors import CorruptEntry, DeadlineExceeded
+from mmcache.errors import CorruptEntry
 from mmcache.memory.pool import Block
 from mmcache.store.base import Outcome, ReadResult
 
@@ -26,12 +25,59 @@ class Arrival(NamedTuple):
     entry: EntryHeader | CorruptEntry | None
 
 
-class Part(NamedTuple):
-    """A part of a read that has ended; `arrivals` is None when the deadline came first."""
+class Transfer:
+    """A batched read that is under way, on an I/O thread: of these objects, into these blocks."""
 
-    wanted: list[NamedKey]
-    blocks: list[Block]
-    arrivals: list[Arrival] | None
+    __slots__ = ("_hand_off", "_transfers", "attachment", "blocks", "deadline", "wanted")
+
+    def __init__(
+        self, transfers: Transfers, attachment: Attachment, wanted: list[NamedKey], blocks: list[Block], deadline: float
+    ) -> None:
+        self.attachment = attachment
+        self.wanted = wanted
+        self.blocks = blocks
+        self.deadline = deadline
+        self._transfers = transfers
+        self._hand_off = transfers.io.hand_off(self._read_and_verify, self._dispose)
+
+    def arrivals(self) -> list[Arrival]:
+        """Wait for its end. Raises what `HandOff.result` raises; what it used is then given back when it has ended."""
+        return self._hand_off.result(self.deadline)
+
+    def drop(self) -> None:
+        """Wait for it no more."""
+        self._hand_off.drop()
+
+    def _read_and_verify(self) -> list[Arrival]:
+        names = [item.name for item in self.wanted]
+        addresses = [block.address for block in self.blocks]
+        sizes = [block.nbytes for block in self.blocks]
+        results = self.attachment.store.read_into(names, addresses, sizes, deadline=self.deadline)
+        return [
+            Arrival(result, self._verified(item, block, result))
+            for item, block, result in zip(self.wanted, self.blocks, results, strict=True)
+        ]
+
+    def _verified(self, item: NamedKey, block: Block, result: ReadResult) -> EntryHeader | CorruptEntry | None:
+        if result.outcome is not Outcome.OK:
+            return None
+        view = self.attachment.pool.view(block)[: result.nbytes]
+        try:
+            return decode_entry(view, key=item.key, generation=item.generation, verify=self._transfers.verify)
+        except CorruptEntry as error:
+            return error
+
+    def _dispose(self, arrivals: list[Arrival] | None, began: bool) -> None:
+        for number, block in enumerate(self.blocks):
+            settled = arrivals[number].result.settled if arrivals is not None else not began
+            self._transfers.attacher.give_back(self.attachment, block, settled=settled)
+        if arrivals is not None:  # late: now it shows on which of the names the others had to wait
+            late = [
+                (item.name, arrival.result.outcome in UNANSWERED)
+                for item, arrival in zip(self.wanted, arrivals, strict=True)
+            ]
+            self._transfers.health.remember(name for name, unanswered in late if unanswered)
+            self._transfers.health.forgive(name for name, unanswered in late if not unanswered)
 
 
 class Transfers:
@@ -40,82 +86,26 @@ class Transfers:
     def __init__(
         self, *, io: IoThreads, attacher: Attacher, health: StoreHealth, verify: Literal["full", "prefix"]
     ) -> None:
-        self._io = io
-        self._attacher = attacher
-        self._health = health
-        self._verify: Literal["full", "prefix"] = verify
+        self.io = io
+        self.attacher = attacher
+        self.health = health
+        self.verify: Literal["full", "prefix"] = verify
 
-    def read(
+    def begin(
         self, attachment: Attachment, wanted: list[NamedKey], blocks: list[Block], deadline: float
-    ) -> Generator[Part, None, None]:
-        """The parts of a read as they end. Raises what `HandOff.result` raises. To be closed."""
-        divided = self._verify == "full" and attachment.store.kind == "sidecar"
-        half = len(wanted) // 2 if divided and sum(block.nbytes for block in blocks) >= 2 * PART_BYTES else 0
-        parts = [part for part in (slice(0, half), slice(half, None)) if wanted[part]]
-        under_way: list[tuple[slice, HandOff[list[Arrival]]]] = []
-        ended = 0
+    ) -> list[Transfer]:
+        """Begin a read, in one or two parts, each to be waited for or dropped. Raises as `IoThreads.hand_off` does."""
+        if not self._worth_dividing(attachment, blocks):
+            return [Transfer(self, attachment, wanted, blocks, deadline)]
+        half = len(wanted) // 2
+        first = Transfer(self, attachment, wanted[:half], blocks[:half], deadline)
         try:
-            for part in parts:
-                under_way.append((part, self._begin(attachment, wanted[part], blocks[part], deadline)))
-            for part, hand_off in under_way:
-                ended += 1
-                try:
-                    arrivals = hand_off.result(deadline)
-                except DeadlineExceeded:
-                    yield Part(wanted[part], blocks[part], None)
-                else:
-                    yield Part(wanted[part], blocks[part], arrivals)
-        finally:
-            for _, hand_off in under_way[ended:]:
-                hand_off.drop()
+            return [first, Transfer(self, attachment, wanted[half:], blocks[half:], deadline)]
+        except BaseException:
+            first.drop()
+            raise
 
-    def _begin(
-        self, attachment: Attachment, wanted: list[NamedKey], blocks: list[Block], deadline: float
-    ) -> HandOff[list[Arrival]]:
-        return self._io.hand_off(
-            self._work(attachment, wanted, blocks, deadline), self._disposal(attachment, wanted, blocks)
-        )
-
-    def _work(
-        self, attachment: Attachment, wanted: list[NamedKey], blocks: list[Block], deadline: float
-    ) -> Callable[[], list[Arrival]]:
-        names = [item.name for item in wanted]
-        addresses = [block.address for block in blocks]
-        sizes = [block.nbytes for block in blocks]
-
-        def read_and_verify() -> list[Arrival]:
-            results = attachment.store.read_into(names, addresses, sizes, deadline=deadline)
-            return [
-                Arrival(result, self._verified(attachment, item, block, result))
-                for item, block, result in zip(wanted, blocks, results, strict=True)
-            ]
-
-        return read_and_verify
-
-    def _verified(
-        self, attachment: Attachment, item: NamedKey, block: Block, result: ReadResult
-    ) -> EntryHeader | CorruptEntry | None:
-        if result.outcome is not Outcome.OK:
-            return None
-        view = attachment.pool.view(block)[: result.nbytes]
-        try:
-            return decode_entry(view, key=item.key, generation=item.generation, verify=self._verify)
-        except CorruptEntry as error:
-            return error
-
-    def _disposal(
-        self, attachment: Attachment, wanted: list[NamedKey], blocks: list[Block]
-    ) -> Callable[[list[Arrival] | None, bool], None]:
-        def dispose(arrivals: list[Arrival] | None, began: bool) -> None:
-            for number, block in enumerate(blocks):
-                settled = arrivals[number].result.settled if arrivals is not None else not began
-                self._attacher.give_back(attachment, block, settled=settled)
-            if arrivals is not None:  # late: now it shows on which of the names the others had to wait
-                late = [
-                    (item.name, arrival.result.outcome in UNANSWERED)
-                    for item, arrival in zip(wanted, arrivals, strict=True)
-                ]
-                self._health.remember(name for name, unanswered in late if unanswered)
-                self._health.forgive(name for name, unanswered in late if not unanswered)
-
-        return dispose
+    def _worth_dividing(self, attachment: Attachment, blocks: list[Block]) -> bool:
+        if self.verify != "full" or attachment.store.kind != "sidecar" or len(blocks) < 2:
+            return False
+        return sum(block.nbytes for block in blocks) >= 2 * PART_BYTES

@@ -12,7 +12,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from mmcache.control.messages import CLAIMED, AbortReason, Granted, Hit, Resolution, Unclaimed, Waiting
+import msgspec
+
+from mmcache.control.messages import CLAIMED, AbortReason, Answer, Granted, Hit, Resolution, Unclaimed, Waiting
 from mmcache.controller.deadlines import Deadlines
 
 WAITING: Final = Waiting()
@@ -45,35 +47,42 @@ class _Wait:
         self.positions: dict[bytes, list[int]] = {}
 
 
-class _Claim:
-    """The right to compute one name, and the line of those who wait for it."""
-
-    __slots__ = ("generation", "name", "request", "session", "token", "waits")
-
-    def __init__(self, name: bytes, generation: int, token: int, session: int, request: int) -> None:
-        self.name = name
-        self.generation = generation
-        self.token = token
-        self.session = session
-        self.request = request
-        self.waits: OrderedDict[_Wait, None] | None = None  # made by the first waiter; pops its first in O(1)
-
-
 class _Party:
     """What one session has here: its claims, its waiting requests, and on how many names these wait in all."""
 
-    __slots__ = ("tokens", "waiting", "waits")
+    __slots__ = ("session", "tokens", "waiting", "waits")
 
-    def __init__(self) -> None:
+    def __init__(self, session: int) -> None:
+        self.session = session
         self.tokens: set[int] = set()
         self.waits: dict[int, _Wait] = {}
         self.waiting = 0
 
 
+class _Claim(msgspec.Struct, gc=False, eq=False):
+    """The right to compute one name, and the line of those who wait for it.
+
+    `gc=False`: nothing that a claim refers to refers back, and the collector need not walk half a million of them.
+    """
+
+    name: bytes
+    generation: int
+    token: int
+    party: _Party
+    request: int
+    due: float
+    waits: OrderedDict[_Wait, None] | None = None
+    """Made by the first waiter; pops its first in O(1)."""
+
+
 class Claims:
     """Claims, waits and holds. Sessions are numbers; the caller ends each with `end` or `expire`.
 
-    Times are seconds. Tokens grow within the term and are never 0. Methods that end waits return them as wakes.
+    All claims live equally long from when they were granted or last renewed, and so do all holds: in that order they
+    are due, and an `OrderedDict` keeps it in O(1). Waits end when their requests say.
+
+    Times are seconds and never go back. Tokens grow within the term and are never 0. Methods that end waits return them
+    as wakes.
     """
 
     def __init__(
@@ -87,19 +96,19 @@ class Claims:
         max_waiters_per_session: int,
     ) -> None:
         self._claim_ms = claim_ms
-        self._hold_ms = hold_ms
+        self._claim_s = claim_ms / 1000
+        self._hold_s = hold_ms / 1000
         self._max_claims = max_claims
         self._max_holds = max_holds
         self._max_waiters = max_waiters
         self._max_waiters_per_session = max_waiters_per_session
         self._by_name: dict[bytes, _Claim] = {}
-        self._by_token: dict[int, _Claim] = {}
+        self._by_token: OrderedDict[int, _Claim] = OrderedDict()
         self._parties: dict[int, _Party] = {}
         self._waiting = 0
         self._tokens = itertools.count(1)
-        self._claim_deadlines: Deadlines[int] = Deadlines()
+        self._holds: OrderedDict[bytes, float] = OrderedDict()
         self._wait_deadlines: Deadlines[tuple[int, int]] = Deadlines()  # by session and request
-        self._holds: Deadlines[bytes] = Deadlines()
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -115,34 +124,47 @@ class Claims:
         return len(self._holds)
 
     def acquire(
-        self, name: bytes, generation: int, session: int, request: int, position: int, *, wait_until: float, now: float
-    ) -> Granted | Waiting | Unclaimed:
-        """Claim a name that the directory does not have, or wait for it until `wait_until`; past: do not wait.
+        self,
+        names: Sequence[bytes],
+        hits: Sequence[Hit | None],
+        generation: int,
+        session: int,
+        request: int,
+        *,
+        wait_until: float,
+        now: float,
+    ) -> list[Answer]:
+        """Answer for each name with its hit; where there is none, with a claim, or a wait until `wait_until`.
 
-        A request that has the claim, or waits already, is told so again: a retry neither claims nor waits twice.
+        If that is past, nobody waits. A request that has a claim, or waits already, is told so again: a retry neither
+        claims nor waits twice.
         """
-        claim = self._by_name.get(name)
-        if claim is None:
-            if name in self._holds:
-                return HELD
-            if len(self._by_name) >= self._max_claims:
-                return OVERLOADED
-            return self._grant(name, generation, session, request, now)
-        if claim.session == session and claim.request == request:
-            left_ms = max(1, int((self._claim_deadlines[claim.token] - now) * 1000))
-            return Granted(claim.generation, claim.token, left_ms)
-        return self._wait_for(claim, session, request, position, wait_until=wait_until, now=now)
+        by_name, holds, party = self._by_name, self._holds, self._party(session)
+        answers: list[Answer] = []
+        for name, hit in zip(names, hits, strict=True):
+            if hit is not None:
+                answers.append(hit)
+            elif (claim := by_name.get(name)) is not None:
+                answers.append(self._join(claim, party, request, len(answers), wait_until=wait_until, now=now))
+            elif name in holds:
+                answers.append(HELD)
+            elif len(by_name) >= self._max_claims:
+                answers.append(OVERLOADED)
+            else:
+                answers.append(self._grant(name, generation, party, request, now))
+        return answers
 
     def renew(self, session: int, tokens: Iterable[int], now: float) -> list[int]:
         """Let claims of a session run for their full time again; returns those that it does not have (any more)."""
-        due = now + self._claim_ms / 1000
+        due = now + self._claim_s
         lost = []
         for token in tokens:
             claim = self._by_token.get(token)
-            if claim is None or claim.session != session:
+            if claim is None or claim.party.session != session:
                 lost.append(token)
             else:
-                self._claim_deadlines.set(token, due)
+                claim.due = due
+                self._by_token.move_to_end(token)
         return lost
 
     def token_of(self, name: bytes) -> int | None:
@@ -150,22 +172,23 @@ class Claims:
         claim = self._by_name.get(name)
         return None if claim is None else claim.token
 
-    def committed(self, name: bytes, hit: Hit) -> list[Wake]:
+    def committed(self, name: bytes, hit: Hit) -> Sequence[Wake]:
         """The name has an entry now: whoever computed or held it, that is over, and all who waited get the entry."""
-        self._holds.discard(name)
+        if name in self._holds:
+            del self._holds[name]
         claim = self._by_name.get(name)
-        return [] if claim is None else self._release(claim, hit)
+        return () if claim is None else self._release(claim, hit)
 
-    def give_up(self, session: int, token: int, reason: AbortReason, now: float) -> list[Wake] | None:
+    def give_up(self, session: int, token: int, reason: AbortReason, now: float) -> Sequence[Wake] | None:
         """End a claim of a session without an entry. None: the session does not have that claim (any more)."""
         claim = self._by_token.get(token)
-        if claim is None or claim.session != session:
+        if claim is None or claim.party.session != session:
             return None
         if reason is AbortReason.NO_ROOM:
             return self._release(claim, NO_ROOM)
         if reason is AbortReason.HELD:
             if len(self._holds) < self._max_holds:
-                self._holds.set(claim.name, now + self._hold_ms / 1000)
+                self._holds[claim.name] = now + self._hold_s
             return self._release(claim, HELD)
         return self._pass_on(claim, now)
 
@@ -183,7 +206,7 @@ class Claims:
             for wait in list(party.waits.values()):
                 self._drop(wait)
         self._expire_waits(now)
-        wakes = []
+        wakes: list[Wake] = []
         for party in parties:
             for token in sorted(party.tokens):
                 wakes += self._pass_on(self._by_token[token], now)
@@ -194,59 +217,61 @@ class Claims:
     def expire(self, now: float) -> list[Wake]:
         """End the waits, holds and claims that are due. Waits first, so that no claim passes to one that is over."""
         self._expire_waits(now)
-        self._holds.pop_due(now)
-        wakes = []
-        for token in self._claim_deadlines.pop_due(now):
-            wakes += self._pass_on(self._by_token[token], now)
+        while self._holds and next(iter(self._holds.values())) <= now:
+            self._holds.popitem(last=False)
+        wakes: list[Wake] = []
+        while self._by_token and (claim := next(iter(self._by_token.values()))).due <= now:
+            wakes += self._pass_on(claim, now)
         return wakes
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do next."""
-        deadlines = (self._claim_deadlines.next(), self._wait_deadlines.next(), self._holds.next())
-        return min((due for due in deadlines if due is not None), default=None)
+        deadlines = [claim.due for claim in itertools.islice(self._by_token.values(), 1)]
+        deadlines += itertools.islice(self._holds.values(), 1)
+        if (due := self._wait_deadlines.next()) is not None:
+            deadlines.append(due)
+        return min(deadlines, default=None)
 
     def _party(self, session: int) -> _Party:
         party = self._parties.get(session)
         if party is None:
-            party = self._parties[session] = _Party()
+            party = self._parties[session] = _Party(session)
         return party
 
-    def _grant(self, name: bytes, generation: int, session: int, request: int, now: float) -> Granted:
-        if name in self._by_name:
-            raise RuntimeError("a name was granted that has a claim")
+    def _grant(self, name: bytes, generation: int, party: _Party, request: int, now: float) -> Granted:
         token = next(self._tokens)
-        self._by_name[name] = self._by_token[token] = _Claim(name, generation, token, session, request)
-        self._party(session).tokens.add(token)
-        self._claim_deadlines.set(token, now + self._claim_ms / 1000)
+        claim = _Claim(name, generation, token, party, request, now + self._claim_s)
+        self._by_name[name] = self._by_token[token] = claim
+        party.tokens.add(token)
         return Granted(generation, token, self._claim_ms)
 
     def _end(self, claim: _Claim) -> None:
         del self._by_name[claim.name], self._by_token[claim.token]
-        self._parties[claim.session].tokens.discard(claim.token)
-        self._claim_deadlines.discard(claim.token)
+        claim.party.tokens.remove(claim.token)
 
-    def _pass_on(self, claim: _Claim, now: float) -> list[Wake]:
+    def _pass_on(self, claim: _Claim, now: float) -> Sequence[Wake]:
         """End a claim; the first in its line gets the next one, and the rest of the line."""
         self._end(claim)
         if not claim.waits:
-            return []
+            return ()
         wait, _ = claim.waits.popitem(last=False)
-        granted = self._grant(claim.name, claim.generation, wait.session, wait.request, now)
+        granted = self._grant(claim.name, claim.generation, self._parties[wait.session], wait.request, now)
         self._by_name[claim.name].waits = claim.waits
         return self._woken(wait, claim.name, granted)
 
-    def _release(self, claim: _Claim, result: Resolution) -> list[Wake]:
+    def _release(self, claim: _Claim, result: Resolution) -> Sequence[Wake]:
         """End a claim; all of its line get the same result."""
         self._end(claim)
-        wakes: list[Wake] = []
-        for wait in claim.waits or ():
-            wakes += self._woken(wait, claim.name, result)
-        return wakes
+        if not claim.waits:
+            return ()
+        return [wake for wait in claim.waits for wake in self._woken(wait, claim.name, result)]
 
-    def _wait_for(
-        self, claim: _Claim, session: int, request: int, position: int, *, wait_until: float, now: float
-    ) -> Waiting | Unclaimed:
-        party = self._party(session)
+    def _join(
+        self, claim: _Claim, party: _Party, request: int, position: int, *, wait_until: float, now: float
+    ) -> Granted | Waiting | Unclaimed:
+        """Answer a request for a name that has a claim: it is this request's own, or there is a line to stand in."""
+        if claim.party is party and claim.request == request:
+            return Granted(claim.generation, claim.token, max(1, int((claim.due - now) * 1000)))
         wait = party.waits.get(request)
         if wait is not None and (positions := wait.positions.get(claim.name)) is not None:
             if position > positions[-1]:  # the key stands twice in the request; a retry only repeats positions
@@ -257,8 +282,8 @@ class Claims:
         if self._waiting >= self._max_waiters or party.waiting >= self._max_waiters_per_session:
             return OVERLOADED
         if wait is None:
-            wait = party.waits[request] = _Wait(session, request)
-            self._wait_deadlines.set((session, request), wait_until)
+            wait = party.waits[request] = _Wait(party.session, request)
+            self._wait_deadlines.set((party.session, request), wait_until)
         wait.positions[claim.name] = [position]
         party.waiting += 1
         self._waiting += 1

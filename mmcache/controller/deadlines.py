@@ -22,15 +22,6 @@ class Deadlines(Generic[Key]):
         self._due: dict[Key, float] = {}
         self._heap: list[tuple[float, Key]] = []
 
-    def __len__(self) -> int:
-        return len(self._due)
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._due
-
-    def __getitem__(self, key: Key) -> float:
-        return self._due[key]
-
     def set(self, key: Key, due: float) -> None:
         """Add a key, or move its deadline."""
         previous = self._due.get(key)

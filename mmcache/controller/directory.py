@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
-from mmcache.control.messages import CommitStatus, Hit
+from mmcache.control.messages import Commitment, Hit
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class Entry(msgspec.Struct, gc=False):
     """One entry. `gc=False`: millions of these hold plain data only, and the collector need not walk them."""
 
     hit: Hit
@@ -35,39 +37,28 @@ class Directory:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def find(self, name: bytes) -> Hit | None:
-        """The answer to whoever asks for a name."""
-        entry = self._entries.get(name)
-        return None if entry is None else entry.hit
+    def find(self, names: Iterable[bytes]) -> list[Hit | None]:
+        """The answer for each name to whoever asks; None where nothing is known."""
+        get = self._entries.get
+        return [None if (entry := get(name)) is None else entry.hit for name in names]
 
-    def enter(
-        self,
-        name: bytes,
-        *,
-        generation: int,
-        nbytes: int,
-        info: bytes,
-        mm_hash: str,
-        cost_ms: float,
-        producer: str,
-        now: float,
-    ) -> CommitStatus:
-        """Enter what a publisher has seen in the store: STORED, DUPLICATE, or REFUSED where the directory is full.
+    def enter(self, name: bytes, commitment: Commitment, producer: str, now: float) -> tuple[Hit | None, bool]:
+        """Enter what a publisher has seen in the store; returns the answer to whoever asks, and whether it is new.
 
-        The store never replaces an object, so a duplicate leaves what the first said of it. But it is readable news,
-        so it gets a new revision: reports of it as missing that are older than this no longer count.
+        There is no answer where the directory is full. The store never replaces an object, so a duplicate leaves what
+        the first said of it. But it is readable news, so it gets a new revision: reports of it as missing that are
+        older than this no longer count.
         """
         known = self._entries.get(name)
         if known is None and len(self._entries) >= self._max_entries:
-            return CommitStatus.REFUSED
+            return None, False
         self._revision += 1
-        if known is not None and known.hit.generation == generation:
-            hit = Hit(generation, self._revision, known.hit.nbytes, known.hit.info)
-            self._entries[name] = msgspec.structs.replace(known, hit=hit)
-            return CommitStatus.DUPLICATE
-        hit = Hit(generation, self._revision, nbytes, info)
-        self._entries[name] = Entry(hit, mm_hash, cost_ms, producer, now)
-        return CommitStatus.STORED
+        if known is not None and known.hit.generation == commitment.generation:
+            known.hit = Hit(commitment.generation, self._revision, known.hit.nbytes, known.hit.info)
+            return known.hit, False
+        hit = Hit(commitment.generation, self._revision, commitment.nbytes, commitment.info)
+        self._entries[name] = Entry(hit, commitment.mm_hash, commitment.cost_ms, producer, now)
+        return hit, True
 
     def drop(self, name: bytes, revision: int) -> bool:
         """Forget an entry that a reader did not find, if nothing has been heard of it since it was promised."""

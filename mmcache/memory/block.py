@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mmcache.errors import MMCacheError
 
@@ -51,10 +51,10 @@ class Block:
 
 
 class ReadyEntry(NamedTuple):
-    """An entry of the local table."""
+    """What a ready block holds."""
 
-    name: str
-    """Its store name."""
+    name: str | None
+    """Its store name, under which the local table keeps it; None if it does not."""
     block: Block
-    value: object
+    value: Any
     """What the caller keeps with it, as it was given (plain data: it is dropped under the pool's lock)."""

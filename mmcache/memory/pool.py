@@ -10,39 +10,19 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from mmcache.errors import LifecycleError, PoolExhausted
 from mmcache.memory.block import Block, BlockState, BlockStateError, ReadyEntry
 from mmcache.memory.deferring import DeferringLock
+from mmcache.memory.export import Export, export_type
 from mmcache.memory.extents import ExtentAllocator
 from mmcache.memory.request import Request
 
-__all__ = ["Block", "BlockState", "BlockStateError", "ReadyEntry", "RegisteredPool"]
+__all__ = ["Block", "BlockState", "BlockStateError", "Export", "ReadyEntry", "RegisteredPool"]
 
 MAX_WAITERS = 1024
-
-
-class _Export(ctypes.Array[ctypes.c_ubyte]):
-    """A buffer over a whole region that holds one block of it; each pool has a subclass of its region's length."""
-
-    _type_ = ctypes.c_ubyte
-    _length_ = 0
-    __slots__ = ("block", "pool")
-
-    block: Block
-    pool: RegisteredPool
-
-    def __del__(self) -> None:
-        self.pool._lock.defer(self.block)
-
-
-def _export_type(nbytes: int) -> type[_Export]:
-    class Export(_Export):
-        _length_ = nbytes
-        __slots__ = ()
-
-    return Export
 
 
 class RegisteredPool:
@@ -63,7 +43,7 @@ class RegisteredPool:
         self._extents = ExtentAllocator(nbytes)
         self._address = address
         self._owner = owner
-        self._export_type = _export_type(nbytes)
+        self._export_type = export_type(nbytes)
         self._memory = memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
         self._max_waiters = max_waiters
         self._closed = False
@@ -95,6 +75,11 @@ class RegisteredPool:
         """Bytes that are never used again."""
         return self._quarantined_bytes
 
+    @property
+    def quarantined_extents(self) -> Mapping[int, int]:
+        """The same in bytes by offset, as they are at any time. Does not keep the pool alive."""
+        return self._quarantined
+
     # ---- allocation
 
     def allocate(self, nbytes: int, *, deadline: float) -> Block:
@@ -112,7 +97,7 @@ class RegisteredPool:
         """
         if not sizes:
             return []
-        request = Request(sizes, sum(map(self._extents.reserved, sizes)))
+        request = Request(sizes, self._extents.reserved_each(sizes))
         with self._lock, self._lock.mutex:
             error = self._refusal(request)
             if error is not None:
@@ -165,16 +150,12 @@ class RegisteredPool:
 
     def _carve(self, request: Request) -> list[Block]:
         """A block for each size, giving up idle entries as needed; none at all if that is not enough."""
-        offsets = self._extents.allocate_run(request.sizes) or self._carve_apart(request)
-        blocks = (
-            [
-                Block(self._address + offset, offset, nbytes, self._extents.reserved(nbytes))
-                for offset, nbytes in zip(offsets, request.sizes, strict=True)
-            ]
-            if offsets
-            else []
-        )
-        self._live.update((block.address, block) for block in blocks)
+        blocks: list[Block] = []
+        offsets = self._extents.allocate_run(request.reserved) or self._carve_apart(request)
+        for offset, nbytes, reserved in zip(offsets, request.sizes, request.reserved, strict=bool(offsets)):
+            block = Block(self._address + offset, offset, nbytes, reserved)
+            self._live[block.address] = block
+            blocks.append(block)
         return blocks
 
     def _carve_apart(self, request: Request) -> list[int]:
@@ -222,14 +203,17 @@ class RegisteredPool:
         """Shorten a filling block that nothing was exported from, and give the tail back."""
         with self._lock, self._lock.mutex:
             self._require_filler(block)
-            if block.exports:
-                raise BlockStateError(f"cannot trim what is exported: {block}")
-            if not 0 < nbytes <= block.nbytes:
-                raise ValueError(f"cannot trim {block} to {nbytes} bytes")
-            self._extents.trim(block.offset, nbytes)
-            block.nbytes = nbytes
-            block.reserved = self._extents.reserved(nbytes)
+            self._trim(block, nbytes)
             self._serve()
+
+    def _trim(self, block: Block, nbytes: int) -> None:
+        if block.exports:
+            raise BlockStateError(f"cannot trim what is exported: {block}")
+        if not 0 < nbytes <= block.nbytes:
+            raise ValueError(f"cannot trim {block} to {nbytes} bytes")
+        self._extents.trim(block.offset, nbytes)
+        block.nbytes = nbytes
+        block.reserved = self._extents.reserved(nbytes)
 
     def release(self, block: Block) -> None:
         """End the filler's hold without making the block ready. It is freed once no export holds it either."""
@@ -266,7 +250,7 @@ class RegisteredPool:
 
     # ---- the local table
 
-    def keep(self, name: str, block: Block, value: object) -> ReadyEntry:
+    def keep(self, name: str, block: Block, value: Any) -> ReadyEntry:
         """Make a filled block ready and keep it under `name` with `value`; the filler's hold becomes the caller's.
 
         If the name is there already, the block is released and the entry that is there is returned, held for the caller
@@ -274,27 +258,51 @@ class RegisteredPool:
         """
         with self._lock, self._lock.mutex:
             self._require_filler(block)
-            existing = self._ready.get(name)
-            if existing is not None:
-                self._hold(existing.block)
+            entry = self._keep(ReadyEntry(name, block, value))
+            if entry.block is not block:
+                self._hold(entry.block)
                 self._unhold(block)
                 self._serve()
-                return existing
-            entry = ReadyEntry(name, block, value)
-            block.state = BlockState.READY
-            if not self._closed:
-                block.name = name
-                self._ready[name] = entry
-                self._ready_bytes += block.reserved
             return entry
 
-    def find(self, name: str) -> ReadyEntry | None:
-        """The entry that is kept under `name`, held for the caller and now the last to be given up; None if none is."""
+    def keep_many(self, filled: Iterable[tuple[str | None, Block, int, Any]]) -> list[tuple[Any, Export]]:
+        """As `keep`, for (name, block, bytes that were filled, value) each; exports hold what they return.
+
+        Each block is trimmed to what was filled of it. What has no name is not kept.
+        """
         with self._lock, self._lock.mutex:
-            entry = None if self._lock.broken else self._ready.get(name)
-            if entry is not None:
-                self._hold(entry.block)
-            return entry
+            kept: list[tuple[Any, Export]] = []
+            for name, block, nbytes, value in filled:
+                self._require_filler(block)
+                if nbytes != block.nbytes:
+                    self._trim(block, nbytes)
+                entry = self._keep(ReadyEntry(name, block, value))
+                kept.append((entry.value, self._export(entry.block)))
+                self._unhold(block)
+            if self._waiters:
+                self._serve()
+            return kept
+
+    def _keep(self, entry: ReadyEntry) -> ReadyEntry:
+        """The entry that has this name from now on: this one, unless there is one already."""
+        name, block, _ = entry
+        if name is not None and (existing := self._ready.get(name)) is not None:
+            return existing
+        block.state = BlockState.READY
+        if name is not None and not self._closed:
+            block.name = name
+            self._ready[name] = entry
+            self._ready_bytes += block.reserved
+        return entry
+
+    def find(self, names: Iterable[str]) -> list[tuple[Any, Export] | None]:
+        """What is kept with each of these names, and an export that holds its block; None where nothing is kept.
+
+        What is held is the last to be given up.
+        """
+        with self._lock, self._lock.mutex:
+            entries = map(({} if self._lock.broken else self._ready).get, names)
+            return [entry and (entry.value, self._export(entry.block)) for entry in entries]
 
     def forget(self, name: str) -> bool:
         """Stop keeping `name`; its block is freed once nobody holds it. False if it was not kept."""
@@ -337,26 +345,21 @@ class RegisteredPool:
             if self._waiters:
                 self._serve()
 
-    def export(self, block: Block, offset: int, nbytes: int) -> memoryview:
-        """A writable buffer over `nbytes` bytes of a live block from `offset` in it.
-
-        It holds the block until it is garbage collected, together with everything that was made over it.
-        """
-        if offset < 0 or nbytes < 0:
-            raise ValueError(f"offset {offset} and length {nbytes} must not be negative")
+    def export(self, block: Block) -> Export:
+        """Hold a live block by an object."""
         with self._lock, self._lock.mutex:
             self._require_live(block)
-            if offset + nbytes > block.nbytes:
-                raise ValueError(f"{nbytes} bytes from {offset} lie outside {block}")
-            # One ctypes type, of the whole region: a type for each length costs 8 µs to make.
-            export = self._export_type.from_address(self._address)
-            if not (block.holds or block.exports):
-                self._wake(block)
-            block.exports += 1
-            export.pool = self
-            export.block = block
-        start = block.offset + offset
-        return memoryview(export).cast("B")[start : start + nbytes]
+            return self._export(block)
+
+    def _export(self, block: Block) -> Export:
+        export = self._export_type.from_address(self._address)
+        export.pool = self
+        if not (block.holds or block.exports):
+            del self._idle[block]
+            self._idle_bytes -= block.reserved
+        block.exports += 1
+        export.block = block
+        return export
 
     def block_at(self, address: int) -> Block | None:
         """The live block that starts at this address of the process, if one does."""

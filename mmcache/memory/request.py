@@ -15,13 +15,14 @@ class Request:
     wait is on a bare lock: an Event has a lock inside, which that thread may hold already.
     """
 
-    __slots__ = ("_turn", "blocks", "error", "largest", "settled", "sizes", "total")
+    __slots__ = ("_turn", "blocks", "error", "largest", "reserved", "settled", "sizes", "total")
 
-    def __init__(self, sizes: Sequence[int], total: int) -> None:
+    def __init__(self, sizes: Sequence[int], reserved: Sequence[int]) -> None:
         self.sizes = tuple(sizes)
         """What each block must hold, in bytes."""
-        self.total = total
-        """Bytes that all of them take up."""
+        self.reserved = tuple(reserved)
+        """What each takes up."""
+        self.total = sum(reserved)
         self.largest = max(sizes)
         self.settled = False
         self.blocks: list[Block] = []

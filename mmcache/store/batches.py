@@ -37,8 +37,9 @@ def check_batch(
     first, end = min(addresses), max(map(operator.add, addresses, sizes))
     if min(sizes) <= 0:
         raise ValueError("a buffer has at least one byte")
-    if any(region.address <= first and end <= region.address + region.nbytes for region in regions):
-        return
+    for region in regions:
+        if region.address <= first and end <= region.address + region.nbytes:
+            return
     for address, size in zip(addresses, sizes, strict=True):
         if not any(r.address <= address and address + size <= r.address + r.nbytes for r in regions):
             raise ValueError(f"{size} bytes at {address:#x} are not part of a region that this store lent")
@@ -63,14 +64,18 @@ class ObjectLimiter:
         self._limit = limit
         self._under_way = 0
         self._queue: deque[object] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     def take(self, count: int, deadline: float) -> bool:
         """Admit `count` objects (at most the limit); False at the deadline (`time.monotonic()` seconds)."""
         if not 0 <= count <= self._limit:
             raise ValueError(f"{count} objects can never be under way with a limit of {self._limit}")
-        ticket = object()
-        with self._changed:
+        with self._lock:
+            if not self._queue and self._under_way + count <= self._limit:
+                self._under_way += count
+                return True
+            ticket = object()
             self._queue.append(ticket)
             try:
                 while self._queue[0] is not ticket or self._under_way + count > self._limit:
@@ -86,6 +91,7 @@ class ObjectLimiter:
 
     def give_back(self, count: int) -> None:
         """End of a call that was admitted with `count` objects."""
-        with self._changed:
+        with self._lock:
             self._under_way -= count
-            self._changed.notify_all()
+            if self._queue:
+                self._changed.notify_all()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import threading
 import time
 from typing import Final, Protocol
 
 from mmcache.errors import StoreUnavailable
-from mmcache.store.launch import mooncake_environment, mooncake_folder
+from mmcache.store.launch import mooncake_environment, mooncake_folder, rpc_answers
 
 
 class Binding(Protocol):
@@ -67,7 +68,13 @@ _CLIENT_DEFAULTS: Final = {
     "MC_STORE_CLIENT_SETUP_RETRIES": "1",  # of 20, over which `setup` would hold the GIL for two minutes
 }
 _FIRST_PING_PAUSE_S: Final = 0.002
+_RETURN_TIMEOUT_S: Final = 0.5
+_CALM_TIMEOUT_S: Final = 3.0
+_CALM_PAUSE_S: Final = 0.05
+_allocating: Final = threading.Lock()
 
+_sidecars: list[tuple[Binding, str]] = []
+"""Of the clients of this process, those that are attached to a `mooncake_client`, with its address."""
 _kept: list[Binding] = []
 """Clients of this process that are set up. Held here, so that no destructor runs under a call that hangs, nor in a
 forked child, where it would hang itself."""
@@ -95,23 +102,67 @@ def attach_to_sidecar(address: str, *, region_bytes: int, timeout: float) -> Bin
         StoreUnavailable: attaching failed, or Mooncake is not installed; the message says which.
     """
     client = _new_client()
-    code = client.setup_dummy(region_bytes, 0, address)
+    with _allocating:
+        _wait_for_calm()
+        code = client.setup_dummy(region_bytes, 0, address)
     _quieten()
     if code != 0:
         raise StoreUnavailable(f"attaching to the mooncake_client at {address} failed (Mooncake's code {code})")
     _kept.append(client)
     deadline = time.monotonic() + timeout
-    while client.health_check() != 0:  # for a few milliseconds; until then it refuses every call
-        if time.monotonic() > deadline:
-            raise StoreUnavailable(f"the mooncake_client at {address} let us attach, but answers no ping")
-        time.sleep(_FIRST_PING_PAUSE_S)
+    try:
+        while client.health_check() != 0:  # for a few milliseconds; until then it refuses every call
+            if time.monotonic() > deadline:
+                raise StoreUnavailable(f"the mooncake_client at {address} let us attach, but answers no ping")
+            time.sleep(_FIRST_PING_PAUSE_S)
+    finally:
+        _sidecars.append((client, address))
     return client
+
+
+def allocate_shared(client: Binding, nbytes: int) -> int:
+    """Address of memory that can be shared with the `mooncake_client`; 0 on failure. Raises StoreUnavailable."""
+    with _allocating:
+        _wait_for_calm()
+        return client.alloc_from_mem_pool(nbytes)
+
+
+def _wait_for_calm() -> None:
+    """Wait while a client of this process is about to reach its `mooncake_client` again. Raises StoreUnavailable.
+
+    Each client, on a thread of its own, then walks through all shared memory of the process, in a vector that it does
+    not lock: to allocate meanwhile was seen to crash the process.
+    """
+    deadline = time.monotonic() + _CALM_TIMEOUT_S
+    for client, address in list(_sidecars):
+        while client.health_check() != 0 and rpc_answers(address, timeout=_RETURN_TIMEOUT_S):
+            if time.monotonic() > deadline:
+                raise StoreUnavailable(f"another attachment of this process is still being renewed at {address}")
+            time.sleep(_CALM_PAUSE_S)
 
 
 def end(client: Binding) -> None:
     """Close a client that nothing uses any more. Holds the GIL for about a second."""
     client.close()
+    _sidecars[:] = [kept for kept in _sidecars if kept[0] is not client]
     _kept[:] = [kept for kept in _kept if kept is not client]
+
+
+def prepare_for_exit() -> None:
+    """To be called when the interpreter begins to end: what hangs in Mooncake must neither keep nor abort the process.
+
+    Where a client could not be ended, Mooncake's own exit handler would wait half a minute for a process that hangs:
+    so the process ends without it. And a thread whose call ends only then is ended, before Python 3.14, where it asks
+    for the GIL, in a destructor that must not be left like that, for which the C++ runtime would abort: it stands still
+    instead.
+    """
+    if not _kept:
+        return
+    with contextlib.suppress(OSError, AttributeError):  # where the C library has no on_exit, all is as it was
+        libc = ctypes.CDLL(None)
+        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
+        standard = ctypes.CDLL("libstdc++.so.6")
+        standard._ZSt13set_terminatePFvvE(ctypes.cast(libc.pause, ctypes.c_void_p))
 
 
 def _new_client() -> Binding:

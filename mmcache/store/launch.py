@@ -13,6 +13,7 @@ network namespace.
 
 from __future__ import annotations
 
+import enum
 import http.client
 import importlib.util
 import os
@@ -165,7 +166,20 @@ def port_answers(address: str, *, timeout: float = 1.0) -> bool:
         return False
 
 
+class Answer(enum.Enum):
+    """What comes of speaking to a process: it may run, hang, or not be there."""
+
+    RUNS = "runs"
+    HANGS = "hangs"
+    GONE = "gone"
+
+
 def rpc_answers(address: str, *, timeout: float = 1.0) -> bool:
+    """Whether a Mooncake process (a master, or an owner on its own port) runs at `host:port`; see `speak`."""
+    return speak(address, timeout=timeout) is Answer.RUNS
+
+
+def speak(address: str, *, timeout: float = 1.0) -> Answer:
     """Whether a Mooncake process (a master, or an owner on its own port) runs at `host:port`, not only listens.
 
     The kernel accepts connections for a process that hangs, and attaching to such a one holds Python's GIL for 30
@@ -176,11 +190,13 @@ def rpc_answers(address: str, *, timeout: float = 1.0) -> bool:
             connection.settimeout(timeout)
             connection.sendall(bytes(64))
             connection.recv(1)
-            return True
+            return Answer.RUNS
     except ConnectionResetError:  # hung up while bytes of ours were unread
-        return True
+        return Answer.RUNS
+    except TimeoutError:
+        return Answer.HANGS
     except OSError:
-        return False
+        return Answer.GONE
 
 
 def _ask(metrics: str, path: str, timeout: float) -> bytes | None:

@@ -21,7 +21,8 @@ class CallGate:
         self._process = os.getpid()
         self._inside = 0
         self._closed = False
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._left = threading.Condition(self._lock)
 
     def check(self) -> None:
         """Raise as entering would."""
@@ -35,22 +36,24 @@ class CallGate:
 
     def __enter__(self) -> None:
         self.check()
-        with self._changed:
-            self.check()
+        with self._lock:
+            if self._closed:
+                self.check()
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
+        with self._lock:
             self._inside -= 1
-            self._changed.notify_all()
+            if self._closed:
+                self._left.notify_all()
 
     def close(self, *, wait_s: float) -> bool:
         """Let nobody in any more and wait for those inside; whether they came out. Idempotent; False after fork."""
         if os.getpid() != self._process:
             return False
         deadline = time.monotonic() + wait_s
-        with self._changed:
+        with self._lock:
             self._closed = True
             while self._inside and (remaining := deadline - time.monotonic()) > 0:
-                self._changed.wait(remaining)
+                self._left.wait(remaining)
             return not self._inside

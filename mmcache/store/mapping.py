@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Mapping
 from typing import Final
 
 from mmcache.errors import StoreUnavailable
@@ -11,6 +12,24 @@ from mmcache.store.base import Region
 
 kept: Final[list[mmap.mmap]] = []
 """What stays mapped while the process lives, for tensors that are still held."""
+
+
+_MADV_REMOVE: Final = 9
+_libc: Final = ctypes.CDLL(None)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def give_back(region: Region, quarantined: Mapping[int, int]) -> None:
+    """Let go of the pages of a region that nobody uses any more, though it stays mapped.
+
+    Those of `quarantined` extents (bytes by offset) stay: a put that is under way may yet read them, and would publish
+    zeros. What else a late transfer writes only makes its page anew.
+    """
+    start = 0
+    for offset, nbytes in [*sorted(quarantined.items()), (region.nbytes // mmap.PAGESIZE * mmap.PAGESIZE, 0)]:
+        if offset > start:
+            _libc.madvise(region.address + start, offset - start, _MADV_REMOVE)
+        start = offset + nbytes
 
 
 def map_region(nbytes: int) -> tuple[Region, mmap.mmap]:

@@ -10,18 +10,18 @@ What a put or a read may do to memory after it failed is in `outcomes.has_settle
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple
 
 from mmcache.config import StoreSettings
 from mmcache.errors import ConfigError, StoreUnavailable
 from mmcache.store.base import Outcome, PutResult, ReadResult, Region, Store
 from mmcache.store.batches import MAX_OBJECTS_UNDER_WAY, ObjectLimiter, check_batch, check_names, chunks
-from mmcache.store.binding import Binding, attach_to_sidecar, end, set_up_embedded
-from mmcache.store.launch import rpc_answers
+from mmcache.store.binding import Binding, allocate_shared, attach_to_sidecar, end, set_up_embedded
+from mmcache.store.launch import Answer, rpc_answers, speak
 from mmcache.store.lifecycle import CallGate
 from mmcache.store.mapping import kept, map_region
 from mmcache.store.outcomes import UNAVAILABLE_CODES, has_settled, outcome_of
@@ -31,6 +31,10 @@ _logger = logging.getLogger(__name__)
 CONFIRM_S: Final = 1.0
 """How long a put that was accepted may stay unseen before its name counts as held by another writer."""
 CLOSE_WAIT_S: Final = 2.0
+LINGER_S: Final = 60.0
+"""How long after a call that may not have let go of its memory no client is ended. Transfers are torn down by then."""
+LINGER_PAUSE_S: Final = 1.0
+LINGER_PAUSE_MOST_S: Final = 30.0
 GONE_AFTER_S: Final = 3.0
 """How long a restarted sidecar may not know our memory before this attachment is given up; pings go once a second."""
 _FIRST_PAUSE_S: Final = 0.002
@@ -73,7 +77,8 @@ class MooncakeStore(Store):
         self._gate = CallGate("store")
         self._in_doubt = False
         self._probing = threading.Lock()
-        self._may_move_bytes = False  # after its call has ended: memory must stay registered
+        self._moves_bytes_until = -math.inf
+        """When no transfer that its call did not wait for can be under way any more: till then memory stays shared."""
         self._memory_unknown_since: float | None = None
         self._gone = False
         self._ending = threading.Lock()
@@ -150,9 +155,10 @@ class MooncakeStore(Store):
         """See `Store`. With a sidecar it is memory shared with that process, else ours, registered with the store."""
         if nbytes <= 0:
             raise ValueError(f"a region has at least one byte, not {nbytes}")
-        with self._calls():
+        with self._gate:
+            self._check_not_gone()
             if self._sidecar:
-                region = Region(self._binding.alloc_from_mem_pool(nbytes), nbytes)
+                region = Region(allocate_shared(self._binding, nbytes), nbytes)
             else:
                 region, memory = map_region(nbytes)
             if not region.address or self._binding.register_buffer(*region) != 0:
@@ -167,7 +173,8 @@ class MooncakeStore(Store):
     ) -> list[ReadResult]:
         """See `Store`."""
         results: list[ReadResult] = []
-        with self._calls():
+        with self._gate:
+            self._check_not_gone()
             check_batch(names, addresses, sizes, self._regions)
             for part in chunks(sizes):
                 results += self._read_chunk(list(names[part]), list(addresses[part]), list(sizes[part]), deadline)
@@ -207,7 +214,8 @@ class MooncakeStore(Store):
     ) -> list[PutResult]:
         """See `Store`. A name that another writer holds, living or dead, is IN_PROGRESS after at most a second."""
         results: list[PutResult] = []
-        with self._calls():
+        with self._gate:
+            self._check_not_gone()
             check_batch(names, addresses, sizes, self._regions)
             for part in chunks(sizes):
                 results += self._put_chunk(list(names[part]), list(addresses[part]), list(sizes[part]), deadline)
@@ -248,7 +256,8 @@ class MooncakeStore(Store):
 
     def sizes(self, names: Sequence[str], *, deadline: float) -> list[int | None]:
         """See `Store`. A call a name, 0.1 to 0.2 ms each: a sidecar offers no batches of it."""
-        with self._calls():
+        with self._gate:
+            self._check_not_gone()
             sizes = [self._size_of(name, deadline) for name in names]
             return [size if isinstance(size, int) else None for size in sizes]
 
@@ -271,7 +280,8 @@ class MooncakeStore(Store):
         self, method: Callable[[list[str]], Sequence[int]], names: Sequence[str], deadline: float
     ) -> list[int | Outcome]:
         codes: list[int | Outcome] = []
-        with self._calls():
+        with self._gate:
+            self._check_not_gone()
             check_names(names)
             for part in chunks([0] * len(names)):
                 asked = list(names[part])
@@ -281,28 +291,42 @@ class MooncakeStore(Store):
 
     def reachable(self) -> bool:
         """See `Store`. It opens connections of its own, so it sees a peer's return before old connections do."""
-        with self._calls():
+        with self._gate:
+            self._check_not_gone()
             return self._peers_answer()
 
     def close(self) -> None:
         """See `Store`. Waits two seconds at most for calls that run, then holds the GIL for about one.
 
-        The client is left as it is until the process exits if a transfer of it may still be under way, or if the
-        process that it must say goodbye to hangs, for which it would wait half a minute with the GIL.
+        The client is ended later, in the background, if a transfer of it may still be under way, or if the process that
+        it must say goodbye to hangs, for which it would wait half a minute with the GIL.
         """
-        idle = self._gate.close(wait_s=CLOSE_WAIT_S)
-        with self._ending:
-            if idle and not self._ended and not self._may_move_bytes:
-                self._ended = True
-                if self._peers_answer():
-                    end(self._binding)
+        if not self._try_to_end(CLOSE_WAIT_S):
+            threading.Thread(target=self._end_later, name="mmcache-detach", daemon=True).start()
 
-    @contextmanager
-    def _calls(self) -> Iterator[None]:
-        with self._gate:
-            if self._gone:  # said only here, before anything is sent
-                raise StoreUnavailable("the mooncake_client was restarted and does not know our memory: attach anew")
-            yield
+    def _end_later(self) -> None:
+        pause = LINGER_PAUSE_S
+        while not self._try_to_end(0.0):
+            time.sleep(pause)
+            pause = min(2 * pause, LINGER_PAUSE_MOST_S)
+
+    def _try_to_end(self, wait_s: float) -> bool:
+        """Whether the client has ended."""
+        idle = self._gate.close(wait_s=wait_s)
+        with self._ending:
+            if self._ended:
+                return True
+            # The process that moved bytes for us is not there any more if it has forgotten our memory.
+            quiet = self._gone or time.monotonic() > self._moves_bytes_until
+            if not (idle and quiet and self._peers_let_go()):
+                return False
+            self._ended = True
+            end(self._binding)
+            return True
+
+    def _check_not_gone(self) -> None:
+        if self._gone:  # said only here, before anything is sent
+            raise StoreUnavailable("the mooncake_client was restarted and does not know our memory: attach anew")
 
     def _transfer(
         self,
@@ -329,9 +353,10 @@ class MooncakeStore(Store):
             codes = method(*arguments)
         except Exception:  # whatever the binding raises, the engine goes on
             _logger.exception("Mooncake raised an exception")
-            self._in_doubt = self._may_move_bytes = True
+            self._in_doubt = True
+            self._moves_bytes_until = time.monotonic() + LINGER_S
             return _Answer((), refusal=Outcome.FAILED, settled=False)
-        if any(code in codes for code in UNAVAILABLE_CODES):
+        if not UNAVAILABLE_CODES.isdisjoint(codes):
             self._in_doubt = True
         return _Answer(codes, _now() - started)
 
@@ -355,12 +380,18 @@ class MooncakeStore(Store):
         finally:
             self._probing.release()
 
+    def _peers_let_go(self) -> bool:
+        """Whether to say goodbye takes no longer than a second or two: with the GIL, so it must not."""
+        let_go = {Answer.RUNS, Answer.GONE} if self._sidecar else {Answer.RUNS}
+        return all(speak(peer, timeout=_PROBE_TIMEOUT_S) in let_go for peer in self._peers)
+
     def _peers_answer(self) -> bool:
         return all(rpc_answers(peer, timeout=_PROBE_TIMEOUT_S) for peer in self._peers)
 
     def _settled(self, outcome: Outcome, elapsed_s: float) -> bool:
         settled = has_settled(outcome, elapsed_s, sidecar=self._sidecar)
-        self._may_move_bytes = self._may_move_bytes or not settled
+        if not settled:
+            self._moves_bytes_until = time.monotonic() + LINGER_S
         return settled
 
     def _invalid(self) -> Outcome:

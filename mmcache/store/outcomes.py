@@ -34,7 +34,7 @@ _OUTCOMES: Final[Mapping[int, Outcome]] = {
     -1701: Outcome.QUOTA,
 }
 
-UNAVAILABLE_CODES: Final = tuple(code for code, outcome in _OUTCOMES.items() if outcome is Outcome.UNAVAILABLE)
+UNAVAILABLE_CODES: Final = frozenset(code for code, outcome in _OUTCOMES.items() if outcome is Outcome.UNAVAILABLE)
 
 _NO_BYTES_UNDER_WAY: Final = frozenset(
     {

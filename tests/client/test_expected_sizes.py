@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from serving import Serving, key_of
 
 from mmcache.client.local import ExpectedSizes
-from mmcache.key import Scope
+from mmcache.key import EmbeddingKey
 
 DEFAULT = 1 << 20
 
 
-def scope(number: int) -> Scope:
-    return key_of(0, version=str(number)).scope
+def scope(number: int) -> EmbeddingKey:
+    """A key of that scope."""
+    return key_of(0, version=str(number))
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=40))

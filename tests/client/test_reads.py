@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,8 +11,7 @@ import pytest
 import torch
 from serving import Serving, key_of
 
-from mmcache.client import reads
-from mmcache.memory.pool import ReadyEntry, RegisteredPool
+from mmcache.client.local import LocalEntry
 
 
 def test_threads_that_want_the_same_entry_at_once_read_it_once(serving: Serving) -> None:
@@ -99,21 +99,22 @@ def test_a_read_that_outlasts_the_lease_of_the_welcome_is_discarded(
     assert reader.get(key) is not None
 
 
+@pytest.mark.parametrize("step", ["__init__", "embedding"])
 def test_a_read_that_is_broken_off_half_way_leaves_no_block_held(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
 ) -> None:
-    keys = [key_of(f"broken-off-{number}") for number in range(6)]
+    caplog.set_level(logging.CRITICAL)  # or pytest would keep the traceback, and with it all that the call had
+    keys = [key_of(f"broken-off-{step}-{number}") for number in range(6)]
     assert all(result.readable for result in serving.connect().put_many([(key, torch.ones(9)) for key in keys]))
     reader = serving.connect(local_entries=False)
     calls = 0
 
-    def fails(pool: RegisteredPool, entry: ReadyEntry, *_: object, **__: object) -> None:
+    def fails(*_: object) -> None:
         nonlocal calls
         calls += 1
-        pool.unhold(entry.block)
         raise MemoryError
 
-    monkeypatch.setattr(reads, "embedding_from", fails)
+    monkeypatch.setattr(LocalEntry, step, fails)
     assert reader.get_many(keys) == [None] * 6
     assert calls == 1
     assert reader.stats()["internal_error.MemoryError"] == 1

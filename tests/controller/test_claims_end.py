@@ -133,6 +133,37 @@ def test_a_renewed_claim_lives_for_its_full_time_again() -> None:
     assert len(waiter.resolved()) == 1
 
 
+def test_claims_pass_on_in_the_order_in_which_they_were_granted_or_last_renewed() -> None:
+    world = World(claim_ms=4000, ttl_ms=60_000)
+    encoder, waiter = world.client("encoder"), world.client("waiter")
+    first, _, third = (encoder.claim(name) for name in "abc")
+    waiter.acquire("a", "b", "c")
+    world.advance(1.0)
+    encoder.renew(third)
+    world.advance(1.0)
+    encoder.renew(first)
+    ends = []
+    for _ in range(3):
+        due = world.core.next_deadline()
+        assert due is not None
+        world.advance(due - world.now)
+        ends += [(position, world.now - 1000.0) for _, position, _ in waiter.resolved()]
+    assert ends == [(1, 4.0), (2, 5.0), (0, 6.0)]
+
+
+def test_holds_end_one_by_one_as_they_began() -> None:
+    world = World(hold_ms=5000, ttl_ms=60_000)
+    client = world.client("c")
+    for name in "ab":
+        client.abort(AbortReason.HELD, client.claim(name))
+        world.advance(1.0)
+    world.advance(3.0)
+    assert client.acquire("a", "b")[1] == Unclaimed("held")
+    assert world.stats("holds", "claims") == (1, 1)
+    world.advance(1.0)
+    assert world.stats("holds") == (0,)
+
+
 def test_a_claim_is_renewed_by_its_own_session_only() -> None:
     world = World(claim_ms=2000)
     encoder, other = world.client("encoder"), world.client("other")

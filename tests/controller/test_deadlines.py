@@ -38,9 +38,11 @@ class DeadlinesAgainstADict(RuleBasedStateMachine):
 
     @invariant()
     def same(self) -> None:
-        assert len(self.deadlines) == len(self.model)
-        assert all(key in self.deadlines and self.deadlines[key] == due for key, due in self.model.items())
         assert self.deadlines.next() == min(self.model.values(), default=None)
+
+    def teardown(self) -> None:
+        self.pop_due(1e9)
+        assert self.deadlines.next() is None
 
 
 TestDeadlinesAgainstADict = DeadlinesAgainstADict.TestCase

@@ -183,6 +183,38 @@ def test_garbage_is_refused_and_counted_and_the_sender_may_go_on(server: Running
     assert server.stop()["refused.malformed"] == len(garbage) + 3
 
 
+def test_a_message_of_several_frames_shifts_no_message_behind_it(server: Running, context: Context) -> None:
+    peer = Peer(context, server.address)
+    peer.hello()
+    for number in range(100):  # all under way at once, so that many are read together
+        peer.send(Heartbeat(peer.term, peer.session, number, 0))
+        peer.socket.send_multipart([b"x"] * (2 + number % 3))
+    for number in range(100):
+        answer = peer.receive()
+        assert isinstance(answer, HeartbeatAnswer)
+        assert answer.number == number
+        assert isinstance(peer.receive(), Refused)
+    assert server.stop()["refused.malformed"] == 100
+
+
+def test_who_loses_a_message_gets_none_of_those_behind_it(monkeypatch: pytest.MonkeyPatch, context: Context) -> None:
+    core = new_core()
+    sent = []
+
+    def deliver(_self: object, peer: bytes, frame: bytes) -> bool:
+        sent.append((peer, frame))
+        return peer != b"lost"
+
+    monkeypatch.setattr(server_module._Server, "_deliver", deliver)
+    server = server_module._Server(context.socket(zmq.ROUTER), context.socket(zmq.PAIR), core)
+    for peer in (b"lost", b"other"):
+        core.handle(peer, Hello(1, "n", "h", 1), 1.0)
+    first, second = Refused(1, "first"), Refused(2, "second")
+    server._send([(b"lost", first), (b"other", first), (b"lost", second), (b"other", second)], 1.0)
+    assert sent == [(b"lost", encode(first)), (b"other", encode(first)), (b"other", encode(second))]
+    assert core.stats()["unreachable"] == core.stats()["sessions"] == 1
+
+
 def test_another_version_is_refused(server: Running, context: Context) -> None:
     peer = Peer(context, server.address)
     assert isinstance(peer.ask(Hello(2, "n", "h", 1)), Refused)

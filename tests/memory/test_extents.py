@@ -76,27 +76,34 @@ class AgainstBytes(RuleBasedStateMachine):
                 start = None
         return runs
 
+    def best(self, units: int) -> list[int]:
+        """Offsets of the smallest free runs of at least so many units."""
+        fitting = [(length, first) for length, first in self.runs() if length >= units]
+        return [first * UNIT for length, first in fitting if length == min(fitting)[0]]
+
     @rule(target=offsets, nbytes=st.integers(1, UNIT * UNITS // 2))
     def allocate(self, nbytes):
         units = -(-nbytes // UNIT)
-        best = min((run for run in self.runs() if run[0] >= units), default=None)
+        best = self.best(units)
         offset = self.extents.allocate(nbytes)
-        if best is None:
+        if not best:
             assert offset is None
             return multiple()
-        assert offset == best[1] * UNIT
-        self.units[best[1] : best[1] + units] = [offset] * units
+        assert offset in best
+        first = offset // UNIT
+        self.units[first : first + units] = [offset] * units
         return offset
 
     @rule(target=offsets, sizes=st.lists(st.integers(1, UNIT * UNITS // 4), min_size=1, max_size=4))
     def allocate_run(self, sizes):
         units = [-(-nbytes // UNIT) for nbytes in sizes]
-        best = min((run for run in self.runs() if run[0] >= sum(units)), default=None)
+        best = self.best(sum(units))
         run = self.extents.allocate_run(sizes)
-        if best is None:
+        if not best:
             assert run is None
             return multiple()
-        first = best[1]
+        assert run[0] in best
+        first = run[0] // UNIT
         for offset, length in zip(run, units, strict=True):
             assert offset == first * UNIT
             self.units[first : first + length] = [offset] * length
@@ -121,6 +128,11 @@ class AgainstBytes(RuleBasedStateMachine):
         runs = self.runs()
         assert self.extents.available == sum(length for length, _ in runs) * UNIT
         assert self.extents._free_from == {first * UNIT: length * UNIT for length, first in runs}
+        by_size = self.extents._by_size
+        assert {(size, start) for size, starts in by_size.items() for start in starts} == {
+            (length * UNIT, first * UNIT) for length, first in runs
+        }
+        assert self.extents._sizes == sorted(by_size)
 
 
 TestAgainstBytes = AgainstBytes.TestCase

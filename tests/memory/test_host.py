@@ -12,7 +12,7 @@ from mmcache.entry import DTYPE_BYTES
 from mmcache.errors import InvalidEntry, LifecycleError
 from mmcache.memory import host
 from mmcache.memory.block import BlockState
-from mmcache.memory.host import HostMemory, copy_into, dtype_name, dtype_of, tensor_over
+from mmcache.memory.host import HostMemory, copy_into, dtype_name, dtype_of, tensor_maker
 from mmcache.memory.pool import RegisteredPool
 
 PAGE = 4096
@@ -20,8 +20,7 @@ DTYPES = sorted(host._DTYPES)
 
 
 def tensor_in(pool, block, shape, dtype=torch.float32, offset=0):
-    nbytes = torch.Size(shape).numel() * dtype.itemsize
-    return tensor_over(pool, block, offset=offset, nbytes=nbytes, dtype=dtype, shape=shape)
+    return tensor_maker(block, offset=offset, dtype=dtype, shape=shape)(pool.export(block))
 
 
 def random_bits(shape, dtype):
@@ -47,11 +46,11 @@ def test_tensors_keep_their_values_while_10_000_gets_and_puts_pass_through_a_poo
         return pool.keep(name, block, value)
 
     def get(name):
-        if (entry := pool.find(name)) is None:
+        [found] = pool.find([name])
+        if found is None:
             return None
-        tensor = tensor_in(pool, entry.block, (32, 32))
-        pool.unhold(entry.block)
-        return tensor, entry.value
+        value, export = found
+        return tensor_maker(export.block, offset=0, dtype=torch.float32, shape=(32, 32))(export), value
 
     for number in range(4):
         pool.unhold(put(f"held{number}", 1000.0 + number).block)
@@ -149,12 +148,16 @@ def test_several_tensors_of_one_entry_hold_its_block_each(make_pool):
     assert block.state is BlockState.FREED
 
 
-@pytest.mark.parametrize("shape", [(3,), (5,), (2, 3), (-2, -2), ()])
-def test_a_shape_that_does_not_make_the_bytes_is_refused(make_pool, shape):
-    pool = make_pool(1)
-    block = pool.allocate(PAGE, deadline=0)
-    with pytest.raises((ValueError, RuntimeError)):
-        tensor_over(pool, block, offset=0, nbytes=16, dtype=torch.float32, shape=shape)
+@pytest.mark.parametrize(
+    ("offset", "shape"),
+    [(0, (5,)), (4, (4,)), (1, (2, 2)), (17, (0,)), (-4, (4,)), (0, (-1,)), (0, (-2, -2)), (16, ())],
+)
+def test_a_tensor_that_does_not_lie_within_its_block_is_refused(make_pool, offset, shape):
+    pool = make_pool(2)
+    block = pool.allocate(16, deadline=0)
+    with pytest.raises(ValueError, match="does not lie within"):
+        tensor_maker(block, offset=offset, dtype=torch.float32, shape=shape)
+    assert tensor_in(pool, block, (2, 2)).numel() == 4
     pool.release(block)
     assert block.state is BlockState.FREED
 

@@ -36,11 +36,14 @@ def test_a_ready_entry_is_found_with_its_value_and_stays_when_unheld(make_pool):
     entry = pool.keep("name", block, value)
     pool.unhold(block)
     assert block.state is BlockState.READY
-    found = pool.find("name")
-    assert found is entry
-    assert found.value is value
-    assert pool.find("other") is None
+    assert entry.value is value
+    [found, nothing] = pool.find(["name", "other"])
+    assert nothing is None
+    assert found[0] is value
+    assert found[1].block is block
     assert pool.stats()["held_blocks"] == 1
+    del found
+    assert pool.stats()["held_blocks"] == 0
 
 
 def test_keeping_a_name_twice_gives_the_first_entry_and_releases_the_second_block(make_pool):
@@ -59,14 +62,14 @@ def test_keeping_a_name_twice_gives_the_first_entry_and_releases_the_second_bloc
 def test_a_forgotten_entry_is_not_found_and_goes_with_its_last_hold(make_pool):
     pool = make_pool(1)
     block = keep(pool, "name")
-    pool.find("name")
+    found = pool.find(["name"])
     pool.hold(block)
     assert pool.forget("name") is True
     assert pool.forget("name") is False
-    assert pool.find("name") is None
+    assert pool.find(["name"]) == [None]
     pool.unhold(block)
     assert block.state is BlockState.READY
-    pool.unhold(block)
+    del found
     assert block.state is BlockState.FREED
 
 
@@ -82,18 +85,19 @@ def test_the_least_recently_used_idle_entry_is_given_up_first(make_pool):
     pool = make_pool(4)
     for name in "abcd":
         keep(pool, name)
-    pool.unhold(pool.find("a").block)
-    pool.find("b")  # and holds it
+    pool.find(["a"])
+    held = pool.find(["b"])
     pool.allocate_many([PAGE, PAGE], deadline=0)
-    assert [name for name in "abcd" if pool.find(name)] == ["a", "b"]
+    assert held
+    assert [found is not None for found in pool.find("abcd")] == [True, True, False, False]
     assert pool.stats()["evictions"] == 2
 
 
 def test_held_entries_are_not_given_up(make_pool):
     pool = make_pool(2)
     keep(pool, "a")
-    keep(pool, "b")
-    held = pool.find("a"), pool.export(pool.find("b").block, 0, 1)
+    pool.hold(keep(pool, "b"))
+    held = pool.find(["a"])
     with pytest.raises(PoolExhausted) as caught:
         pool.allocate(1, deadline=0)
     assert caught.value.fits
@@ -106,7 +110,7 @@ def test_no_entry_is_given_up_for_a_try_that_fails_all_the_same(make_pool):
     pool.allocate(PAGE, deadline=0)
     with pytest.raises(PoolExhausted):
         pool.allocate(3 * PAGE, deadline=0)
-    assert pool.find("idle")
+    assert pool.find(["idle"]) != [None]
 
 
 def test_many_blocks_are_allocated_all_or_none(make_pool):
@@ -142,7 +146,7 @@ def test_a_trimmed_block_gives_its_tail_back(make_pool):
 def test_what_is_exported_is_not_trimmed(make_pool):
     pool = make_pool(2)
     block = pool.allocate(2 * PAGE, deadline=0)
-    export = pool.export(block, PAGE, PAGE)
+    export = pool.export(block)
     with pytest.raises(BlockStateError, match="exported"):
         pool.trim(block, PAGE)
     del export
@@ -161,13 +165,14 @@ def test_the_view_is_the_block_and_writable_only_while_filling(make_pool):
         pool.view(first)[0] = 0
 
 
-def test_an_export_is_exactly_its_part_and_holds_the_block(make_pool):
+def test_an_export_is_the_memory_itself_and_holds_the_block(make_pool):
     pool = make_pool(2)
-    block = pool.allocate(2 * PAGE, deadline=0)
+    _, block = pool.allocate_many([PAGE, PAGE], deadline=0)
     pool.view(block)[100:110] = b"0123456789"
-    export = pool.export(block, 102, 4)
-    assert bytes(export) == b"2345"
-    export[0] = ord("x")
+    export = pool.export(block)
+    start = block.offset + 102
+    assert bytes(export[start : start + 4]) == b"2345"
+    export[start] = ord("x")
     assert bytes(pool.view(block)[100:104]) == b"01x3"
     pool.release(block)
     assert block.state is BlockState.FILLING
@@ -178,20 +183,32 @@ def test_an_export_is_exactly_its_part_and_holds_the_block(make_pool):
     assert block.state is BlockState.FREED
 
 
-@pytest.mark.parametrize(("offset", "nbytes"), [(0, PAGE + 1), (PAGE, 1), (-1, 1), (1, -1)])
-def test_an_export_outside_its_block_is_refused(make_pool, offset, nbytes):
-    pool = make_pool(4)
-    block = pool.allocate(PAGE, deadline=0)
-    with pytest.raises(ValueError):
-        pool.export(block, offset, nbytes)
-    pool.release(block)
-    assert block.state is BlockState.FREED
+def test_many_blocks_are_kept_at_what_was_filled_of_them(make_pool):
+    pool = make_pool(6)
+    first = keep(pool, "first")
+    blocks = pool.allocate_many([PAGE, 2 * PAGE, PAGE, PAGE], deadline=0)
+    names = ["first", "second", "third", None]
+    filled = [(name, block, 10, index) for index, (name, block) in enumerate(zip(names, blocks, strict=True))]
+    kept = pool.keep_many(filled)
+    assert [value for value, _ in kept] == [None, 1, 2, 3], "the first name was there already"
+    assert [export.block for _, export in kept] == [first, *blocks[1:]]
+    assert blocks[0].state is BlockState.FREED
+    assert (blocks[1].nbytes, blocks[1].reserved) == (10, PAGE)
+    assert pool.stats()["used"] == 4 * PAGE
+    assert pool.stats()["held_blocks"] == 4
+    assert pool.stats()["ready_entries"] == 3
+    with pytest.raises(BlockStateError):
+        pool.keep_many([("again", blocks[1], 10, None)])
+    kept.clear()
+    assert pool.stats()["held_blocks"] == 0
+    assert blocks[3].state is BlockState.FREED, "it has no name"
+    assert [found is not None for found in pool.find(["first", "second", "third"])] == [True] * 3
 
 
 def test_memory_handed_out_to_be_filled_can_be_found_by_its_address(make_pool):
     pool = make_pool(4)
     block = pool.allocate(PAGE, deadline=0)
-    tensor_memory = pool.export(block, 0, PAGE)
+    tensor_memory = pool.export(block)
     pool.unhold(block)
     assert pool.block_at(block.address) is block
     assert pool.block_at(block.address + 1) is None
@@ -206,7 +223,7 @@ def test_memory_handed_out_to_be_filled_can_be_found_by_its_address(make_pool):
 def test_a_quarantined_block_is_never_used_again(make_pool):
     pool = make_pool(3)
     blocks = pool.allocate_many([PAGE, PAGE, PAGE], deadline=0)
-    export = pool.export(blocks[1], 0, PAGE)
+    export = pool.export(blocks[1])
     pool.quarantine(blocks[1])
     pool.quarantine(blocks[1])
     assert pool.stats()["quarantined"] == PAGE
@@ -225,7 +242,7 @@ def test_a_quarantined_block_is_never_used_again(make_pool):
 def test_a_quarantined_block_stays_so_when_the_last_that_held_it_was_an_export(make_pool):
     pool = make_pool(1)
     block = pool.allocate(PAGE, deadline=0)
-    export = pool.export(block, 0, PAGE)
+    export = pool.export(block)
     pool.release(block)
     pool.quarantine(block)
     del export
@@ -238,15 +255,15 @@ def test_a_quarantined_entry_is_forgotten(make_pool, held):
     pool = make_pool(2)
     block = keep(pool, "name")
     if held:
-        pool.find("name")
+        pool.hold(block)
     pool.quarantine(block)
-    assert pool.find("name") is None
+    assert pool.find(["name"]) == [None]
     figures = pool.stats()
     assert (figures["ready_entries"], figures["ready_bytes"], figures["held_blocks"]) == (0, 0, 0)
     assert pool.allocate(PAGE, deadline=0).address != block.address
 
 
-@pytest.mark.parametrize("what", ["release", "unhold", "hold", "quarantine", "view"])
+@pytest.mark.parametrize("what", ["release", "unhold", "hold", "quarantine", "view", "export"])
 def test_a_freed_block_is_refused_everywhere(make_pool, what):
     pool = make_pool(1)
     block = pool.allocate(PAGE, deadline=0)
@@ -275,13 +292,13 @@ def test_calls_that_the_state_forbids_are_refused(make_pool):
     pool.unhold(block)
     with pytest.raises(BlockStateError, match="nobody holds"):
         pool.unhold(block)
-    assert pool.find("name")
+    assert pool.find(["name"]) != [None]
 
 
 def test_the_hold_of_an_export_cannot_be_ended_by_name(make_pool):
     pool = make_pool(1)
     block = pool.allocate(PAGE, deadline=0)
-    export = pool.export(block, 0, 1)
+    export = pool.export(block)
     pool.unhold(block)
     with pytest.raises(BlockStateError, match="nobody holds"):
         pool.unhold(block)
@@ -296,12 +313,11 @@ def test_the_hold_of_an_export_cannot_be_ended_by_name(make_pool):
 def test_a_closed_pool_keeps_nothing_and_frees_nothing_that_is_held(make_pool):
     pool = make_pool(4)
     idle, filling = keep(pool, "idle"), pool.allocate(PAGE, deadline=0)
-    held = pool.find("idle") and pool.export(idle, 0, PAGE)
-    pool.unhold(idle)
+    held = pool.find(["idle"])
     keep(pool, "other")
     pool.close()
     pool.close()
-    assert pool.find("idle") is pool.find("other") is None
+    assert pool.find(["idle", "other"]) == [None, None]
     assert idle.state is BlockState.READY
     pool.unhold(pool.keep("late", filling, None).block)
     assert filling.state is BlockState.FREED
@@ -312,11 +328,11 @@ def test_a_closed_pool_keeps_nothing_and_frees_nothing_that_is_held(make_pool):
 def test_pool_and_memory_last_as_long_as_what_was_exported_and_no_longer(make_pool):
     pool = make_pool(1)
     alive = weakref.ref(pool)
-    export = pool.export(pool.allocate(PAGE, deadline=0), 0, PAGE)
+    export = pool.export(pool.allocate(PAGE, deadline=0))
     gc.disable()  # no cycle may be needed to be found
     try:
         del pool
-        export[:] = b"x" * PAGE
+        export[:PAGE] = b"x" * PAGE
         assert alive() is not None
         del export
         assert alive() is None

@@ -34,19 +34,19 @@ def dropping(export):
 def test_an_export_that_ends_while_this_thread_holds_the_lock_frees_its_block(make_pool, call):
     pool = make_pool(1)
     block = pool.allocate(PAGE, deadline=0)
-    name = dropping(pool.export(block, 0, PAGE))
+    name = dropping(pool.export(block))
     pool.release(block)
-    getattr(pool, call)(name)
+    getattr(pool, call)([name] if call == "find" else name)
     assert block.state is BlockState.FREED
 
 
 def test_a_waiter_does_not_miss_an_export_that_ends_under_the_lock(make_pool):
     pool = make_pool(1)
     block = pool.allocate(PAGE, deadline=0)
-    name = dropping(pool.export(block, 0, PAGE))
+    name = dropping(pool.export(block))
     pool.release(block)
     waiting = Waiting(pool, [PAGE])
-    pool.find(name)
+    pool.find([name])
     assert waiting.result()
 
 
@@ -61,10 +61,10 @@ def test_an_export_that_ends_under_the_lock_of_a_failing_call_is_not_lost(make_p
     pool = make_pool(1)
     block = pool.allocate(PAGE, deadline=0)
     name = Fails("name")
-    name.exports = [pool.export(block, 0, PAGE)]
+    name.exports = [pool.export(block)]
     pool.release(block)
     with pytest.raises(RuntimeError):
-        pool.find(name)
+        pool.find([name])
     assert block.state is BlockState.FREED
 
 
@@ -79,13 +79,11 @@ def test_the_collector_may_run_at_any_allocation_in_any_call(make_pool):
             if pool.stats()["held_blocks"] > 4:
                 gc.collect()  # cycles that an earlier collection found alive
             block = pool.allocate(PAGE, deadline=0)
-            cycle = [pool.export(block, 0, PAGE)]
+            cycle = [pool.export(block)]
             cycle.append(cycle)
             pool.unhold(pool.keep(str(number), block, None).block)
             del cycle
-            entry = pool.find(str(number - 1))
-            if entry is not None:
-                pool.unhold(entry.block)
+            pool.find([str(number - 1), str(number - 2)])
             pool.forget(str(number - 5))
     finally:
         gc.set_threshold(*thresholds)

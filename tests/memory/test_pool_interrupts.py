@@ -22,16 +22,16 @@ def test_a_pool_that_was_interrupted_at_work_refuses_and_can_be_closed() -> None
     pool = RegisteredPool(memory.address, memory.nbytes, owner=memory.mapping)
     kept = pool.allocate(4096, deadline=0.0)
     pool.unhold(pool.keep("kept", kept, None).block)
-    export = pool.export(pool.allocate(4096, deadline=0.0), 0, 10)
+    export = pool.export(pool.allocate(4096, deadline=0.0))
 
     def struck(*_: object) -> None:
         raise Interrupt
 
-    pool._extents.allocate = struck  # type: ignore[method-assign]
+    pool._extents.allocate_run = struck  # type: ignore[method-assign]
     with pytest.raises(Interrupt):
         pool.allocate(4096, deadline=0.0)
     assert pool.broken
-    assert pool.find("kept") is None
+    assert pool.find(["kept"]) == [None]
     with pytest.raises(LifecycleError, match="interrupt"):
         pool.allocate(4096, deadline=time.monotonic() + 20)
     pool.close()
@@ -50,8 +50,8 @@ def test_signals_that_raise_never_leave_the_lock_taken() -> None:
         until = time.monotonic() + 2.0
         while time.monotonic() < until:
             pool = RegisteredPool(memory.address, memory.nbytes, owner=memory.mapping)
-            signal.setitimer(signal.ITIMER_REAL, 0.0005)
             try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0005)
                 while True:
                     pool.release(pool.allocate(4096, deadline=0.0))
             except (Interrupt, LifecycleError):

@@ -77,12 +77,29 @@ class PoolMachine(RuleBasedStateMachine):
         assert entry.block is self.table.setdefault(name, block)
         self.holds.append(entry.block)
 
+    @precondition(lambda self: self.filling)
+    @rule(data=st.data(), names=st.lists(st.sampled_from([*NAMES, None]), min_size=1, max_size=3))
+    def keep_many(self, data, names):
+        filled = []
+        for name, block in zip(names, data.draw(st.permutations(self.filling)), strict=False):
+            nbytes = block.nbytes
+            if all(exported is not block for exported, _ in self.exports):
+                nbytes = data.draw(st.integers(1, nbytes))
+            filled.append((name, block, nbytes, name and name.upper()))
+        for (name, block, _, value), (kept, export) in zip(filled, self.pool.keep_many(filled), strict=True):
+            self.filling.remove(block)
+            assert kept == value
+            assert export.block is (block if name is None else self.table.setdefault(name, block))
+            self.exports.append((export.block, [export]))
+
     @rule(name=st.sampled_from(NAMES))
     def find(self, name):
-        entry = self.pool.find(name)
-        assert (entry.block if entry else None) is self.table.get(name)
-        if entry:
-            self.holds.append(entry.block)
+        [found] = self.pool.find([name])
+        assert (found[1].block if found else None) is self.table.get(name)
+        if found:
+            value, export = found
+            assert value == name.upper()
+            self.exports.append((export.block, [export]))
 
     @rule(name=st.sampled_from(NAMES))
     def forget(self, name):
@@ -111,7 +128,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.hold(block)
             self.holds.append(block)
         else:
-            export = self.pool.export(block, 0, block.nbytes)
+            export = self.pool.export(block)
             self.exports.append((block, [export]))
 
     @precondition(lambda self: self.holds)
@@ -141,7 +158,7 @@ class PoolMachine(RuleBasedStateMachine):
                 assert block.state is expected
                 del self.contents[block]
         for block, export in self.exports:
-            assert export[0][:1] == bytes([self.contents[block]])
+            assert export[0][block.offset] == self.contents[block]
 
     @invariant()
     def nothing_overlaps_and_bytes_are_conserved(self):

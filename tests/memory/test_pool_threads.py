@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from mmcache.errors import PoolExhausted
-from mmcache.memory.host import tensor_over
+from mmcache.memory.host import tensor_maker
 from mmcache.memory.pool import RegisteredPool
 
 PAGE = 4096
@@ -20,7 +20,7 @@ NAMES = [f"name{number}" for number in range(8)]
 
 
 def int64s(pool, block, nbytes: int) -> torch.Tensor:
-    return tensor_over(pool, block, offset=0, nbytes=nbytes, dtype=torch.int64, shape=(nbytes // 8,))
+    return tensor_maker(block, offset=0, dtype=torch.int64, shape=(nbytes // 8,))(pool.export(block))
 
 
 class Worker:
@@ -47,9 +47,9 @@ class Worker:
             return
         self.served += 1
         held = [self.fill(block, stamp) for block in blocks]
-        if (entry := self.pool.find(self.choose.choice(NAMES))) is not None:
-            held.append((entry.value, int64s(self.pool, entry.block, PAGE)[1::3]))
-            self.pool.unhold(entry.block)
+        for found in self.pool.find(self.choose.choices(NAMES, k=2)):
+            if found is not None:
+                held.append((found[0], int64s(self.pool, found[1].block, PAGE)[1::3]))
         if self.choose.random() < 0.1:
             self.pool.forget(self.choose.choice(NAMES))
         for expected, tensor in held:

@@ -23,16 +23,16 @@ def test_a_waiter_gets_what_is_released(make_pool):
     assert [given.address for given in waiting.result()] == [block.address]
 
 
-@pytest.mark.parametrize("how", ["unhold", "forget", "trim", "export", "keep"])
+@pytest.mark.parametrize("how", ["unhold", "forget", "trim", "export", "keep", "keep_many"])
 def test_whatever_makes_room_wakes_the_waiter(make_pool, how):
     pool = make_pool(2)
     block = pool.allocate(2 * PAGE, deadline=0)
-    export = pool.export(block, 0, PAGE) if how == "export" else None
+    export = pool.export(block) if how == "export" else None
     if how == "export":
         pool.release(block)
     if how == "forget":
         pool.keep("name", block, None)
-        export = pool.export(block, 0, PAGE)
+        export = pool.export(block)
         pool.unhold(block)
     if how == "keep":
         pool.trim(block, PAGE)
@@ -50,8 +50,11 @@ def test_whatever_makes_room_wakes_the_waiter(make_pool, how):
         pool.trim(block, PAGE)
     elif how == "keep":
         pool.keep("name", block, None)  # a duplicate: its block is released
+    elif how == "keep_many":
+        kept = pool.keep_many([("name", block, PAGE, None)])  # the rest of its block is given back
     del export
     assert waiting.result()
+    assert how != "keep_many" or kept
 
 
 def test_waiters_are_served_in_the_order_they_came(make_pool):
@@ -85,14 +88,12 @@ def test_a_large_request_is_not_starved_by_hits_on_hot_entries(make_pool):
     pool = make_pool(4)
     for name in "abcd":
         pool.unhold(pool.keep(name, pool.allocate(PAGE, deadline=0), None).block)
-    held = pool.find("a")
+    [held] = pool.find("a")
     large = Waiting(pool, [4 * PAGE])
     for name in "bcda" * 3:  # always one of them held
-        entry = pool.find(name)
-        if entry is not None:
-            pool.unhold(held.block)
-            held = entry
-    pool.unhold(held.block)
+        [found] = pool.find(name)
+        held = found or held
+    del held, found
     assert large.result()
 
 

@@ -1,0 +1,151 @@
+"""How soon a process that waits for another's computation has its result: from the commit to a tensor in its hands.
+
+Both ends read CLOCK_MONOTONIC, which all processes of a machine share. Each round has a key of its own. The baseline is
+the waiter's raw read of the same object after as long a pause: a machine that has idled is slower to wake (here, each
+of the threads between the two), and has cold caches. The same read once more, at once, says by how much.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.crew import Wire, crew
+from mmcache import EmbeddingKey, MMCache
+from mmcache.control.calls import Acquisition
+from mmcache.entry import PREFIX_BYTES
+from mmcache.metrics import nearest_rank
+
+OBJECT_BYTES = 4 << 20
+COMPUTE_SECONDS = 0.03
+"""Long enough for the other process to ask and wait; a round in which it did not is left out."""
+ALLOWED_MS = 1.0
+
+
+def measure(config: Path, rounds: int) -> dict[str, Any]:
+    """Milliseconds, over the rounds in which the one process waited for the other; see `figures`."""
+    told: list[dict[str, float]] = []
+    with crew(2, _take_part, str(config), rounds) as (publisher, waiter):
+        for worker in (publisher, waiter):
+            worker.hear()  # it is connected
+        for _ in range(rounds):
+            publisher.tell()
+            publisher.hear()  # it computes: the claim is its
+            waiter.tell()
+            published, held = publisher.hear(), waiter.hear()
+            if held["waited"]:
+                told.append(published | held)
+        for worker in (publisher, waiter):
+            worker.tell(end=True)
+    return figures(told)
+
+
+def figures(told: list[dict[str, float]]) -> dict[str, Any]:
+    """From the times of each round, in seconds, to medians and parts in ms.
+
+    `commit_to_held` begins when the publisher hands its commit to the control channel: the store has the object and has
+    confirmed it. `returned_to_held` begins when the publisher's own call returned, and may be negative. Its parts:
+    `to_heard` until the waiter's call was woken by the push, `to_read` until the object was read and verified,
+    `to_held` until its call returned.
+    """
+    if not told:
+        raise SystemExit("in no round did the second process wait for the first")
+
+    def spans(begin: str, end: str) -> list[float]:
+        return sorted((times[end] - times[begin]) * 1e3 for times in told)
+
+    raw = statistics.median(times["raw"] for times in told) * 1e3
+    commit_to_held = spans("committing", "held")
+    above = statistics.median(commit_to_held) - raw
+    return {
+        "rounds": len(told),
+        "object_bytes": OBJECT_BYTES,
+        "raw_ms": raw,
+        "raw_again_ms": statistics.median(times["raw_again"] for times in told) * 1e3,
+        "commit_to_held_ms": statistics.median(commit_to_held),
+        "commit_to_held_p99_ms": nearest_rank(commit_to_held, 99),
+        "returned_to_held_ms": statistics.median(spans("returned", "held")),
+        "above_raw_ms": above,
+        "allowed_ms": ALLOWED_MS,
+        "within": above <= ALLOWED_MS,
+        "to_heard_ms": statistics.median(spans("committing", "heard")),
+        "to_read_ms": statistics.median(spans("heard", "read")),
+        "to_held_ms": statistics.median(spans("read", "held")),
+    }
+
+
+def _take_part(wire: Wire, number: int, config: str, rounds: int) -> None:
+    with MMCache.connect(config, strict=True, name=f"handover-{number}") as cache:
+        (_publish if number == 0 else _wait)(wire, cache)
+
+
+def _key(number: int) -> EmbeddingKey:
+    return EmbeddingKey("benchmark", "handover", f"item-{number}")
+
+
+def _publish(wire: Wire, cache: MMCache) -> None:
+    tensor = torch.rand((OBJECT_BYTES - PREFIX_BYTES) // 4)
+    times: dict[str, float] = {}
+    commit = cache._channel.commit
+
+    def timed_commit(*arguments: Any, **named: Any) -> Any:
+        times["committing"] = time.monotonic()
+        return commit(*arguments, **named)
+
+    def compute() -> torch.Tensor:
+        wire.tell(computing=True)
+        time.sleep(COMPUTE_SECONDS)
+        return tensor
+
+    cache._channel.commit = timed_commit  # type: ignore[method-assign]
+    wire.tell(ready=True)
+    rounds = 0
+    while not wire.hear():
+        cache.get_or_compute(_key(rounds), compute)
+        times["returned"] = time.monotonic()
+        wire.tell(**times)
+        rounds += 1
+
+
+def _wait(wire: Wire, cache: MMCache) -> None:
+    times: dict[str, float] = {}
+    resolutions, read = Acquisition.resolutions, cache._reader.read
+
+    def timed_resolutions(self: Acquisition, deadline: float) -> Any:
+        resolved = resolutions(self, deadline)
+        times["heard"] = time.monotonic()
+        return resolved
+
+    def timed_read(*arguments: Any, **named: Any) -> Any:
+        batch = read(*arguments, **named)
+        times["read"] = time.monotonic()
+        return batch
+
+    Acquisition.resolutions = timed_resolutions  # type: ignore[method-assign]
+    cache._reader.read = timed_read  # type: ignore[method-assign]
+    store, pool = cache._attacher.require()
+    raw = store._binding  # type: ignore[attr-defined]
+    block = pool.allocate(OBJECT_BYTES, deadline=0.0)
+    wire.tell(ready=True)
+    rounds = 0
+    while not wire.hear():
+        before = cache.stats().get("wait", 0)
+        embedding = cache.get_or_compute(_key(rounds), lambda: torch.zeros(1))
+        held = time.monotonic()
+        waited = embedding.source == "store" and cache.stats().get("wait", 0) > before
+        del embedding
+        names = [named.name for named in cache._reader.wanted([_key(rounds)]) or ()]
+        time.sleep(COMPUTE_SECONDS)
+        started = time.monotonic()
+        raw.batch_get_into(names, [block.address], [OBJECT_BYTES])
+        once = time.monotonic()
+        raw.batch_get_into(names, [block.address], [OBJECT_BYTES])
+        twice = time.monotonic()
+        spans = {"held": held, "raw": once - started, "raw_again": twice - once}
+        wire.tell(**{"heard": 0.0, **times, **spans}, waited=waited)
+        rounds += 1
+    pool.release(block)

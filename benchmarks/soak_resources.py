@@ -1,0 +1,113 @@
+"""What each process of the soak uses at rest, and whether that has come back to where it was.
+
+Tolerances, and why they are not zero:
+
+* A client's own memory may grow by OWN_BYTES: allocators keep free memory, and caches of names and sizes fill up.
+* What it shares with the store may be its whole pool, and what the load has not touched before the first rest comes in
+  later. Memory of an attachment that was replaced is to be given back, but for what lies under tensors.
+* Descriptors and native threads may differ by a few: Mooncake opens connections when it first needs them.
+* Threads of mmcache that wait for work are started on demand, up to a number.
+* Quarantined memory is bounded: over a quarter of the pool, it is attached anew. A block on top of that may be large.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+import psutil
+
+from benchmarks.parts import Parts
+
+MIB: Final = 1 << 20
+OWN_BYTES: Final = 48 * MIB
+SHARED_SLACK: Final = 8 * MIB
+ENTRY_BYTES: Final = 1536
+"""Of the controller's memory, an entry of its directory, at most."""
+FDS: Final = 6
+NATIVE_THREADS: Final = 4
+LARGEST_BLOCK: Final = 8 * MIB + 64 * 1024
+ON_DEMAND: Final = {
+    "mmcache-health": 1,
+    "mmcache-io": 4,
+    "mmcache-call": 64,
+    "mmcache-compute": 64,
+    "asyncio": 64,
+    "ThreadPoolExecutor": 64,
+}
+"""Most threads of each kind that are started when they are needed, and stay."""
+
+
+def of_parts(parts: Parts) -> dict[str, dict[str, Any]]:
+    """Memory and descriptors of master, owner, sidecar and controller."""
+    used: dict[str, dict[str, Any]] = {}
+    for name, part in parts.parts.items():
+        process = psutil.Process(part.pid)
+        used[name] = {"rss": process.memory_info().rss, "fds": process.num_fds(), "threads": process.num_threads()}
+    return used
+
+
+def leaks(before: Mapping[str, Any], after: Mapping[str, Any], lent_bytes: Mapping[str, int]) -> list[str]:
+    """What has not come back, a sentence each. Both are `{"clients": …, "parts": …, "controller": …}`.
+
+    Args:
+        lent_bytes: how much memory each part lends to the store.
+    """
+    found: list[str] = []
+    for name, now in after["clients"].items():
+        then = before["clients"].get(name) or {}
+        found += [f"{name}: {leak}" for leak in (_of_client(then, now) if then and now else ["said nothing"])]
+    for name, now in after["parts"].items():
+        then = before["parts"][name]
+        # What a part lends, and what is attached to it, it may not have touched yet at first.
+        may = OWN_BYTES + lent_bytes.get(name, 0)
+        if name == "controller":
+            may += ENTRY_BYTES * after["controller"].get("entries", 0)
+        if name == "sidecar":
+            may += sum(int(client.get("pool", {}).get("capacity", 0)) for client in after["clients"].values())
+        found += _grown(name, "memory", then["rss"], now["rss"], may)
+        found += _grown(name, "descriptors", then["fds"], now["fds"], FDS)
+    table = after["controller"]
+    expected = {"claims": 0, "waiters": 0, "holds": 0, "sessions": len(after["clients"]) + 1}
+    for figure, value in expected.items():
+        if table.get(figure) != value:
+            found.append(f"controller: {table.get(figure)} {figure}, not {value}")
+    return found
+
+
+def _of_client(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    pool = now["pool"]
+    if not pool or not now["fresh"]:
+        return [f"has no {'pool' if not pool else 'session'} at rest"]
+    found = _grown("", "own memory", then["anon"], now["anon"], OWN_BYTES)
+    found += _grown("", "shared memory", 0, now["shared"], int(pool["capacity"]) + SHARED_SLACK)
+    found += _grown("", "descriptors", then["fds"], now["fds"], FDS)
+    native_then, native_now = (used["threads"] - len(used["thread_names"]) for used in (then, now))
+    found += _grown("", "native threads", native_then, native_now, NATIVE_THREADS)
+    then_named, now_named = _thread_kinds(then["thread_names"]), _thread_kinds(now["thread_names"])
+    for kind, number in now_named.items():
+        most = max(then_named[kind], ON_DEMAND.get(kind, 0))
+        if number > most:
+            found.append(f"{number} threads {kind}, at first {then_named[kind]}")
+    if pool["quarantined"] > pool["capacity"] // 4 + LARGEST_BLOCK:
+        found.append(f"{pool['quarantined']} of {pool['capacity']} bytes quarantined")
+    if pool["used"] != pool["ready_bytes"]:
+        found.append(f"{pool['used'] - pool['ready_bytes']} bytes of the pool are neither free nor entries")
+    for figure in ("held_blocks", "waiters"):
+        if pool[figure]:
+            found.append(f"{pool[figure]} {figure} of the pool")
+    found += [f"{now[table]} {table}" for table in ("client_claims", "client_requests", "flights") if now[table]]
+    return found
+
+
+def _thread_kinds(names: list[str]) -> Counter[str]:
+    return Counter(name.rstrip("0123456789").rstrip("-_") for name in names)
+
+
+def _grown(whose: str, what: str, then: float, now: float, may: float) -> list[str]:
+    if now <= then + may:
+        return []
+    unit, scale = (" MiB", MIB) if "memory" in what else ("", 1)
+    text = f"{what} grew from {then / scale:.0f} to {now / scale:.0f}{unit}, allowed {may / scale:.0f} more"
+    return [f"{whose}: {text}" if whose else text]
