@@ -171,7 +171,7 @@ def resource_rows(rests: list[dict[str, Any]]) -> list[tuple[str, str, str, str]
         first, last = rests[0], rests[-1]
         for kind in ("clients", "parts"):
             for name in first[kind]:
-                for figure in ("rss", "anon", "shared", "fds", "threads", "attachments_lost"):
+                for figure in ("rss", "anon", "shared", "fds", "threads", "attachments"):
                     then, now = (rest[kind].get(name, {}).get(figure) for rest in (first, last))
                     if then is not None and now is not None:
                         scale = (1 << 20) if figure in ("rss", "anon", "shared") else 1

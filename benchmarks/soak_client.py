@@ -23,13 +23,15 @@ import psutil
 import torch
 
 from benchmarks.soak_load import AsyncAsSync, Figures, Load
+from benchmarks.soak_resources import fd_names
 from mmcache import MMCache
 
 TELL_SECONDS: Final = 1.0
 VISIT_SECONDS: Final = 4.0
 """How long a second cache of a process that keeps opening them is used."""
-REST_SECONDS: Final = 45.0
-"""A store call that hangs ends after 30 s at most, and what it used is given back only then."""
+REST_SECONDS: Final = 120.0
+"""A store call that hangs ends after 30 s at most, and what it used is given back only then; a client of the store that
+may still move bytes is ended a minute later."""
 MIB: Final = 1 << 20
 
 
@@ -126,6 +128,7 @@ class Client:
             and stats["session.fresh"] == 1
             and stats["pool.held_blocks"] == 0
             and not any(call.running for call in list(self._sync._parts.io._left))
+            and not any(thread.name == "mmcache-detach" for thread in threading.enumerate())
         )
 
     @property
@@ -144,12 +147,12 @@ class Client:
             "fds": process.num_fds(),
             "threads": process.num_threads(),
             "thread_names": sorted(thread.name for thread in threading.enumerate()),
-            "fd_names": fd_names(),
+            "fd_names": fd_names(os.getpid()),
             "alive": alive(),
             "pool": pool,
             "fresh": stats["session.fresh"],
             "attached": stats["store.attached"],
-            "attachments_lost": stats.get("attachment_lost", 0),
+            "attachments": 1 + stats.get("attachment_lost", 0) + self._figures.counts["visits"],
             "client_claims": len(exchange._claims._claims),
             "client_requests": len(exchange._requests) + len(exchange._waits),
             "flights": len(self._sync._reader._flights) + len(self._sync._publisher._in_place),
@@ -206,18 +209,6 @@ def alive() -> dict[str, int]:
         type(item).__qualname__ for item in gc.get_objects() if str(type(item).__module__).startswith("mmcache.")
     )
     return dict(sorted(found.items()))
-
-
-def fd_names() -> list[str]:
-    """What the descriptors of this process are, without numbers that differ each time."""
-    names = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            name = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            continue
-        names.append(name.split(":")[0] if name.startswith(("socket:", "pipe:")) else name.split(" ")[0])
-    return sorted(names)
 
 
 def main() -> None:

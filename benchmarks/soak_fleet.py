@@ -24,7 +24,7 @@ VISITOR_PATIENCE_S: Final = 150.0
 """A visitor that has not ended so long after its start hangs: its calls, its close and its exit are all bounded."""
 VICTIM_LIVES_S: Final = (3.0, 25.0)
 START_SECONDS: Final = 120.0
-REST_SECONDS: Final = 200.0
+REST_SECONDS: Final = 300.0
 LASTING: Final = (
     ("sidecar-1", "sync", "sidecar"),
     ("embedded", "sync", "embedded"),

@@ -5,13 +5,17 @@ Tolerances, and why they are not zero:
 * A client's own memory may grow by OWN_BYTES: allocators keep free memory, and caches of names and sizes fill up.
 * What it shares with the store may be its whole pool, and what the load has not touched before the first rest comes in
   later. Memory of an attachment that was replaced is to be given back, but for what lies under tensors.
-* Descriptors and native threads may differ by a few: Mooncake opens connections when it first needs them.
+* Descriptors and native threads may differ by a few: Mooncake opens connections when it first needs them. And each
+  attachment to a sidecar leaves one descriptor behind, of its shared memory: closed, no client of the process could
+  reconnect any more.
 * Threads of mmcache that wait for work are started on demand, up to a number.
 * Quarantined memory is bounded: over a quarter of the pool, it is attached anew. A block on top of that may be large.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
@@ -44,8 +48,23 @@ def of_parts(parts: Parts) -> dict[str, dict[str, Any]]:
     used: dict[str, dict[str, Any]] = {}
     for name, part in parts.parts.items():
         process = psutil.Process(part.pid)
-        used[name] = {"rss": process.memory_info().rss, "fds": process.num_fds(), "threads": process.num_threads()}
+        used[name] = {
+            "rss": process.memory_info().rss,
+            "fds": process.num_fds(),
+            "threads": process.num_threads(),
+            "fd_names": fd_names(part.pid),
+        }
     return used
+
+
+def fd_names(pid: int) -> dict[str, int]:
+    """How many descriptors of each kind a process has."""
+    names: Counter[str] = Counter()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            name = os.readlink(f"/proc/{pid}/fd/{fd}")
+            names[name.split(":")[0] if name.startswith(("socket:", "pipe:")) else name.split(" ")[0]] += 1
+    return dict(sorted(names.items()))
 
 
 def leaks(before: Mapping[str, Any], after: Mapping[str, Any], lent_bytes: Mapping[str, int]) -> list[str]:
@@ -82,7 +101,7 @@ def _of_client(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         return [f"has no {'pool' if not pool else 'session'} at rest"]
     found = _grown("", "own memory", then["anon"], now["anon"], OWN_BYTES)
     found += _grown("", "shared memory", 0, now["shared"], int(pool["capacity"]) + SHARED_SLACK)
-    found += _grown("", "descriptors", then["fds"], now["fds"], FDS)
+    found += _grown("", "descriptors", then["fds"], now["fds"], FDS + now["attachments"] - then["attachments"])
     native_then, native_now = (used["threads"] - len(used["thread_names"]) for used in (then, now))
     found += _grown("", "native threads", native_then, native_now, NATIVE_THREADS)
     then_named, now_named = _thread_kinds(then["thread_names"]), _thread_kinds(now["thread_names"])

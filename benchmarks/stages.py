@@ -75,7 +75,9 @@ def publication(binding: Binding) -> Sequence[Watched]:
     )
 
 
-class _Event(NamedTuple):
+class Event(NamedTuple):
+    """A stage began or ended in a thread."""
+
     at_ns: int
     thread: int
     stage: str
@@ -90,7 +92,7 @@ class Stages:
 
     def __init__(self, watched: Sequence[Watched]) -> None:
         self._watched = watched
-        self._events: list[_Event] = []
+        self._events: list[Event] = []
 
     def median_us(self, call: Callable[[], object], *, runs: int, warm_up: int = 20) -> dict[str, float]:
         """Median µs of each stage, in the order in which they came, and of the whole.
@@ -126,16 +128,16 @@ class Stages:
 
         @functools.wraps(function)
         def timed(*arguments: object, **named: object) -> object:
-            note(_Event(now(), thread(), stage, begins=True))
+            note(Event(now(), thread(), stage, begins=True))
             try:
                 return function(*arguments, **named)
             finally:
-                note(_Event(now(), thread(), stage, begins=False))
+                note(Event(now(), thread(), stage, begins=False))
 
         return timed
 
 
-def spent_ns(events: Sequence[_Event], started: int, ended: int) -> dict[str, int]:
+def spent_ns(events: Sequence[Event], started: int, ended: int) -> dict[str, int]:
     """What each stage of a call took, given what its thread and others noted.
 
     While another thread is in a stage the caller waits for it, so the time is that stage's.
@@ -145,7 +147,7 @@ def spent_ns(events: Sequence[_Event], started: int, ended: int) -> dict[str, in
     spent: dict[str, int] = {}
     handed_over = False
     last = started
-    for event in [*sorted(event for event in events if event.at_ns <= ended), _Event(ended, caller, REST, False)]:
+    for event in [*sorted(event for event in events if event.at_ns <= ended), Event(ended, caller, REST, False)]:
         elsewhere = [stack for thread, stack in stacks.items() if stack and thread != caller]
         stage = (elsewhere or [stacks[caller]])[0][-1]
         if stage == WAIT:

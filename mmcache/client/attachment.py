@@ -15,7 +15,6 @@ from mmcache.errors import LifecycleError, MMCacheError, StoreUnavailable
 from mmcache.memory.pool import Block, RegisteredPool
 from mmcache.metrics import Counters
 from mmcache.store.base import Store
-from mmcache.store.mapping import give_back
 
 _log = logging.getLogger(__name__)
 
@@ -147,8 +146,7 @@ class Attacher:
         try:
             region = store.allocate_region(self._pool_bytes)
             pool = RegisteredPool(region.address, region.nbytes)
-            # When the last tensor on it is gone, too.
-            weakref.finalize(pool, give_back, region, pool.quarantined_extents).atexit = False
+            weakref.finalize(pool, store.give_back, region, pool.quarantined_extents).atexit = False
         except BaseException:
             store.close()
             raise

@@ -301,8 +301,11 @@ class RegisteredPool:
         What is held is the last to be given up.
         """
         with self._lock, self._lock.mutex:
-            entries = map(({} if self._lock.broken else self._ready).get, names)
-            return [entry and (entry.value, self._export(entry.block)) for entry in entries]
+            found: list[tuple[Any, Export] | None] = []
+            for name in names:
+                entry = self._ready.get(name) if not self._lock.broken else None
+                found.append(entry and (entry.value, self._export(entry.block)))
+            return found
 
     def forget(self, name: str) -> bool:
         """Stop keeping `name`; its block is freed once nobody holds it. False if it was not kept."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -108,6 +108,15 @@ class Store(ABC):
     @abstractmethod
     def reachable(self) -> bool:
         """Whether the processes that every call needs answer; a second or two at most, and no call is made to them."""
+
+    def give_back(self, region: Region, quarantined: Mapping[int, int]) -> None:  # noqa: B027 - nothing to do for most
+        """Nobody uses this region any more, not even tensors: its memory may go, if not its addresses.
+
+        Args:
+            quarantined: bytes by offset of what transfers may still touch; that goes when they have certainly ended.
+
+        Called by finalisers, anywhere and at any time: it takes no locks.
+        """
 
     @abstractmethod
     def close(self) -> None:

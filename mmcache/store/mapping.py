@@ -19,14 +19,10 @@ _libc: Final = ctypes.CDLL(None)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def give_back(region: Region, quarantined: Mapping[int, int]) -> None:
-    """Let go of the pages of a region that nobody uses any more, though it stays mapped.
-
-    Those of `quarantined` extents (bytes by offset) stay: a put that is under way may yet read them, and would publish
-    zeros. What else a late transfer writes only makes its page anew.
-    """
+def release_pages(region: Region, but_for: Mapping[int, int]) -> None:
+    """Let go of the pages of a shared mapping, but for some extents (bytes by offset). It stays mapped, with zeros."""
     start = 0
-    for offset, nbytes in [*sorted(quarantined.items()), (region.nbytes // mmap.PAGESIZE * mmap.PAGESIZE, 0)]:
+    for offset, nbytes in [*sorted(but_for.items()), (region.nbytes // mmap.PAGESIZE * mmap.PAGESIZE, 0)]:
         if offset > start:
             _libc.madvise(region.address + start, offset - start, _MADV_REMOVE)
         start = offset + nbytes

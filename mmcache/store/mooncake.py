@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from mmcache.config import StoreSettings
@@ -23,7 +23,7 @@ from mmcache.store.batches import MAX_OBJECTS_UNDER_WAY, ObjectLimiter, check_ba
 from mmcache.store.binding import Binding, allocate_shared, attach_to_sidecar, end, set_up_embedded
 from mmcache.store.launch import Answer, rpc_answers, speak
 from mmcache.store.lifecycle import CallGate
-from mmcache.store.mapping import kept, map_region
+from mmcache.store.mapping import kept, map_region, release_pages
 from mmcache.store.outcomes import UNAVAILABLE_CODES, has_settled, outcome_of
 
 _logger = logging.getLogger(__name__)
@@ -83,6 +83,8 @@ class MooncakeStore(Store):
         self._gone = False
         self._ending = threading.Lock()
         self._ended = False
+        self._unused: list[Region] = []
+        """Regions that were given back, of which some bytes may stay until this client has ended."""
 
     @classmethod
     def attach(
@@ -307,7 +309,7 @@ class MooncakeStore(Store):
     def _end_later(self) -> None:
         pause = LINGER_PAUSE_S
         while not self._try_to_end(0.0):
-            time.sleep(pause)
+            time.sleep(max(pause, self._moves_bytes_until - time.monotonic()))
             pause = min(2 * pause, LINGER_PAUSE_MOST_S)
 
     def _try_to_end(self, wait_s: float) -> bool:
@@ -320,9 +322,16 @@ class MooncakeStore(Store):
             quiet = self._gone or time.monotonic() > self._moves_bytes_until
             if not (idle and quiet and self._peers_let_go()):
                 return False
-            self._ended = True
             end(self._binding)
-            return True
+            self._ended = True
+        for region in self._unused:
+            release_pages(region, {})
+        return True
+
+    def give_back(self, region: Region, quarantined: Mapping[int, int]) -> None:
+        """See `Store`. A put that is under way could publish zeros, were quarantined bytes not kept for it."""
+        self._unused.append(region)
+        release_pages(region, {} if self._ended else quarantined)
 
     def _check_not_gone(self) -> None:
         if self._gone:  # said only here, before anything is sent

@@ -98,7 +98,7 @@ CLIENT = {
     "client_claims": 0,
     "client_requests": 0,
     "flights": 0,
-    "attachments_lost": 0,
+    "attachments": 1,
 }
 REST = {
     "clients": {"one": CLIENT},
@@ -115,6 +115,7 @@ def test_what_came_back_is_no_leak() -> None:
     more_io = [*CLIENT["thread_names"], "mmcache-io-1"]  # type: ignore[misc]
     assert soak_resources.leaks(REST, REST, {}) == []
     assert soak_resources.leaks(REST, changed(threads=21, thread_names=more_io), {}) == []
+    assert soak_resources.leaks(REST, changed(fds=50, attachments=21), {}) == []
 
 
 def test_each_thing_that_did_not_come_back_is_named() -> None:
@@ -123,6 +124,7 @@ def test_each_thing_that_did_not_come_back_is_named() -> None:
         (changed(anon=400 << 20), "own memory grew from 200 to 400 MiB"),
         (changed(shared=128 << 20), "shared memory"),
         (changed(fds=50), "descriptors"),
+        (changed(fds=38, attachments=2), "descriptors"),
         (changed(threads=40), "native threads"),
         (changed(threads=21, thread_names=["MainThread", "mmcache-control-2", "mmcache-control"]), "threads mmcache-c"),
         (changed(pool={**pool, "held_blocks": 1}), "1 held_blocks"),

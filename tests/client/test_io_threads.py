@@ -259,5 +259,5 @@ def test_every_call_that_is_queued_has_its_turn_however_reads_and_publications_m
         io.hand_off(lambda number=number: number, Disposals(), publishes=kind) for number, kind in enumerate(kinds)
     ]
     assert [call.result(soon()) for call in calls] == list(range(len(kinds)))
-    assert io._publishing == 0
     assert io.close(soon())
+    assert io._publishing == 0
