@@ -7,7 +7,7 @@ DEBIAN_PACKAGES := libibverbs1 librdmacm1 libnuma1
 # The torch that is tested. Where pip has no CPU build of it to offer, it is the CUDA one, of several gigabytes.
 TORCH ?= torch==2.13.0
 
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test soak lint format clean
 
 help:  ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ demo: setup  ## photographs through a vision tower: encoders publish, prefill pr
 
 test: setup  ## all tests, on real processes
 	$(BIN)/python -m pytest $(TEST_ARGUMENTS)
+
+soak: setup  ## an hour of mixed load with random faults, after which nothing may have leaked
+	$(BIN)/python -m benchmarks.soak $(SOAK_ARGUMENTS)
 
 lint: setup  ## format, lint, types for every supported Python, layers
 	$(BIN)/ruff format --check .

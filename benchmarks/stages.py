@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import statistics
 import threading
 import time
@@ -75,13 +76,8 @@ def publication(binding: Binding) -> Sequence[Watched]:
     )
 
 
-class Event(NamedTuple):
-    """A stage began or ended in a thread."""
-
-    at_ns: int
-    thread: int
-    stage: str
-    begins: bool
+Event = tuple[int, int, str, bool]
+"""When (ns), in which thread, which stage, and whether it began (or ended). Not a class: those cost more to make."""
 
 
 class Stages:
@@ -128,11 +124,11 @@ class Stages:
 
         @functools.wraps(function)
         def timed(*arguments: object, **named: object) -> object:
-            note(Event(now(), thread(), stage, begins=True))
+            note((now(), thread(), stage, True))
             try:
                 return function(*arguments, **named)
             finally:
-                note(Event(now(), thread(), stage, begins=False))
+                note((now(), thread(), stage, False))
 
         return timed
 
@@ -147,17 +143,18 @@ def spent_ns(events: Sequence[Event], started: int, ended: int) -> dict[str, int
     spent: dict[str, int] = {}
     handed_over = False
     last = started
-    for event in [*sorted(event for event in events if event.at_ns <= ended), Event(ended, caller, REST, False)]:
-        elsewhere = [stack for thread, stack in stacks.items() if stack and thread != caller]
-        stage = (elsewhere or [stacks[caller]])[0][-1]
-        if stage == WAIT:
-            stage = HAND_BACK if handed_over else HAND_OVER
-        spent[stage] = spent.get(stage, 0) + event.at_ns - last
-        last = event.at_ns
-        handed_over = handed_over or event.thread != caller
-        stack = stacks.setdefault(event.thread, [])
-        if event.begins:
-            stack.append(event.stage)
+    in_order = sorted((event for event in events if event[0] <= ended), key=operator.itemgetter(0))
+    for at_ns, thread, stage, begins in [*in_order, (ended, caller, REST, False)]:
+        elsewhere = [stack for other, stack in stacks.items() if stack and other != caller]
+        at_work = (elsewhere or [stacks[caller]])[0][-1]
+        if at_work == WAIT:
+            at_work = HAND_BACK if handed_over else HAND_OVER
+        spent[at_work] = spent.get(at_work, 0) + at_ns - last
+        last = at_ns
+        handed_over = handed_over or thread != caller
+        stack = stacks.setdefault(thread, [])
+        if begins:
+            stack.append(stage)
         elif stack:
             stack.pop()
     rest = spent.pop(REST)

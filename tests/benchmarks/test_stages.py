@@ -9,28 +9,28 @@ from queue import SimpleQueue
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.stages import HAND_BACK, HAND_OVER, REST, TOTAL, WAIT, Event, Stages, Watched, spent_ns
+from benchmarks.stages import HAND_BACK, HAND_OVER, REST, TOTAL, WAIT, Stages, Watched, spent_ns
 
 HERE, THERE = threading.get_ident(), -1
 
 
 def test_a_stage_does_not_count_what_is_spent_in_stages_inside_it() -> None:
-    events = [Event(10, HERE, "outer", True), Event(12, HERE, "inner", True)]
-    events += [Event(15, HERE, "inner", False), Event(16, HERE, "outer", False)]
+    events = [(10, HERE, "outer", True), (12, HERE, "inner", True)]
+    events += [(15, HERE, "inner", False), (16, HERE, "outer", False)]
     assert spent_ns(events, 0, 20) == {"outer": 3, "inner": 3, REST: 14, TOTAL: 20}
 
 
 def test_a_wait_is_told_apart_into_the_hand_over_what_the_thread_does_and_the_hand_back() -> None:
-    events = [Event(10, HERE, WAIT, True), Event(90, HERE, WAIT, False)]
-    events += [Event(30, THERE, "check", True), Event(70, THERE, "check", False)]
-    events += [Event(40, THERE, "transfer", True), Event(65, THERE, "transfer", False)]
+    events = [(10, HERE, WAIT, True), (90, HERE, WAIT, False)]
+    events += [(30, THERE, "check", True), (70, THERE, "check", False)]
+    events += [(40, THERE, "transfer", True), (65, THERE, "transfer", False)]
     spent = spent_ns(events, 0, 100)
     assert spent == {HAND_OVER: 20, "check": 15, "transfer": 25, HAND_BACK: 20, REST: 20, TOTAL: 100}
     assert list(spent)[-2:] == [REST, TOTAL]
 
 
 def test_what_is_noted_after_the_call_does_not_count() -> None:
-    events = [Event(2, THERE, "late", True), Event(20, THERE, "late", False)]
+    events = [(2, THERE, "late", True), (20, THERE, "late", False)]
     assert spent_ns(events, 0, 10) == {"late": 8, REST: 2, TOTAL: 10}
 
 
