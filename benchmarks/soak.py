@@ -134,14 +134,14 @@ def show(figures: dict[str, Any], console: Console) -> None:
     """The figures as tables."""
     counts, largest = figures["counts"], figures["largest"]
     table = Table(title=f"Calls in {figures['seconds']:.0f} s")
-    for column in ("call", "number", "longest s", "late", "largest excess s"):
+    for column in ("call", "number", "longest s", "late", "largest excess s", "not by a stall"):
         table.add_column(column, justify="right")
     for name, number in counts.items():
         if name.startswith("call."):
             call = name.removeprefix("call.")
-            longest, excess = largest.get(f"seconds.{call}"), largest.get(f"excess.{call}")
-            cells = (f"{longest:.2f}" if longest else "", str(counts.get(f"late.{call}", "")))
-            table.add_row(call, str(number), *cells, f"{excess:.3f}" if excess else "")
+            seconds = [largest.get(f"{kind}.{call}") for kind in ("seconds", "excess", "unexplained")]
+            longest, *excess = (f"{value:.3f}" if value is not None else "" for value in seconds)
+            table.add_row(call, str(number), longest, str(counts.get(f"late.{call}", "")), *excess)
     console.print(table)
     table = Table(title="What came of them, what was done to the parts, and to the clients")
     table.add_column("what")

@@ -25,6 +25,8 @@ VISITOR_PATIENCE_S: Final = 150.0
 VICTIM_LIVES_S: Final = (3.0, 25.0)
 START_SECONDS: Final = 120.0
 REST_SECONDS: Final = 300.0
+STEADY_ALLOCATOR: Final = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "131072"}
+"""So that glibc returns what is freed: else its arenas alone differ by 100 MiB, under which a leak could hide."""
 LASTING: Final = (
     ("sidecar-1", "sync", "sidecar"),
     ("embedded", "sync", "embedded"),
@@ -41,7 +43,8 @@ class Client(Child):
     def __init__(self, name: str, task: Task, folder: Path) -> None:
         command = [sys.executable, "-m", "benchmarks.soak_client", json.dumps(task._asdict())]
         paths = [str(Path(__file__).parent.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-        environment = {**without_settings(os.environ), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        environment = {**without_settings(os.environ), **STEADY_ALLOCATOR}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         super().__init__(name, command, directory=folder, environment=environment, pipes=True)
         self.task = task
         self.started = time.monotonic()

@@ -26,6 +26,7 @@ ALLOWED_SHARE, ALLOWED_S = 0.10, 0.020
 MAX_DEFECTS: Final = 20
 MAX_BATCH: Final = 12
 PAUSE_SECONDS: Final = 120.0
+STALL_WATCH_S: Final = 0.02
 COMPUTE_S: Final = 0.002
 
 OPERATIONS: Final = {
@@ -53,6 +54,8 @@ class Figures:
         self.counts: Counter[str] = Counter()
         self.largest: dict[str, float] = {}
         self.defects: list[str] = []
+        self.stalled_s = 0.0
+        """How long, in all, no thread of this process could run, for want of a CPU or of the GIL."""
 
     def count(self, name: str, number: int = 1) -> None:
         with self._lock:
@@ -226,17 +229,19 @@ class Load:
     def _timed(self, operation: str, choose: random.Random, default: float, call: Callable[..., Any]) -> Any:
         timeout = None if choose.random() < 0.5 else choose.choice((0.02, 0.1, 0.3, 1.0, 2.0))
         allowed = default if timeout is None else timeout
-        started = time.monotonic()
+        started, stalled = time.monotonic(), self._figures.stalled_s
         result = call(timeout=timeout)
-        self._took(operation, time.monotonic() - started, allowed)
+        self._took(operation, time.monotonic() - started, allowed, stalled)
         return result
 
-    def _took(self, operation: str, seconds: float, allowed: float) -> None:
+    def _took(self, operation: str, seconds: float, allowed: float, stalled: float) -> None:
         self._figures.most(f"seconds.{operation}", seconds)
         excess = seconds - allowed * (1.0 + ALLOWED_SHARE) - ALLOWED_S
         if excess > 0.0:
             self._figures.count(f"late.{operation}")
             self._figures.most(f"excess.{operation}", excess)
+            time.sleep(2 * STALL_WATCH_S)  # for what watches to have noticed
+            self._figures.most(f"unexplained.{operation}", excess - (self._figures.stalled_s - stalled))
 
     def _check(self, number: int, embedding: Embedding, choose: random.Random, held: list[_Held]) -> None:
         self._figures.count("checked")

@@ -25,7 +25,7 @@ import psutil
 from benchmarks.parts import Parts
 
 MIB: Final = 1 << 20
-OWN_BYTES: Final = 48 * MIB
+OWN_BYTES: Final = 32 * MIB
 SHARED_SLACK: Final = 8 * MIB
 ENTRY_BYTES: Final = 1536
 """Of the controller's memory, an entry of its directory, at most."""

@@ -112,7 +112,7 @@ class Attacher:
         with self._lock:
             if self.current is not attachment or self._closing.is_set():
                 return
-            self.current = None
+            self.current = self._worn_out = None  # nothing here may keep its memory
         self._counters.add("attachment_lost")
         _log.warning("the attachment to the store is gone; attaching anew")
         attachment.pool.close()
