@@ -115,21 +115,25 @@ class Client:
         self._visiting.clear()
         self._load.pause()
         with self._between_visits:
-            deadline = time.monotonic() + REST_SECONDS
-            while time.monotonic() < deadline and not self._idle():
+            started = time.monotonic()
+            waited_for: Counter[str] = Counter()
+            while time.monotonic() < started + REST_SECONDS and (busy := self._busy_with()):
+                waited_for.update(busy)
                 time.sleep(0.2)
             time.sleep(1.0)
-            self.tell(figures=self._snapshot(), rested=self._resources())
+            self.tell(figures=self._snapshot(), rested={**self._resources(), "waited_for": dict(waited_for)})
 
-    def _idle(self) -> bool:
+    def _busy_with(self) -> list[str]:
+        """What is still going on, in a word each."""
         stats = self._cache.stats()
-        return (
-            stats["store.attached"] == 1
-            and stats["session.fresh"] == 1
-            and stats["pool.held_blocks"] == 0
-            and not any(call.running for call in list(self._sync._parts.io._left))
-            and not any(thread.name == "mmcache-detach" for thread in threading.enumerate())
-        )
+        signs = {
+            "attaching": stats["store.attached"] != 1,
+            "saying hello": stats["session.fresh"] != 1,
+            "holding": stats.get("pool.held_blocks") != 0,
+            "calling": any(call.running for call in list(self._sync._parts.io._left)),
+            "detaching": any(thread.name == "mmcache-detach" for thread in threading.enumerate()),
+        }
+        return [word for word, true in signs.items() if true]
 
     @property
     def _sync(self) -> MMCache:
