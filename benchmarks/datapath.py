@@ -332,7 +332,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     console = Console(stderr=True)
-    with console.status("starting a cluster") as status, cluster("4GiB") as place:
+    with console.status("starting a cluster") as status, cluster("8GiB") as place:
         writer = MMCache.connect(place.config, strict=True, local_entries=False)
         figures: dict[str, Any] = {"batch": BATCH, "runs": arguments.runs, "reads": [], "puts": []}
         for attach in ATTACH:

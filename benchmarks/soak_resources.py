@@ -5,9 +5,9 @@ Tolerances, and why they are not zero:
 * A client's own memory may grow by OWN_BYTES: allocators keep free memory, and caches of names and sizes fill up.
 * What it shares with the store may be its whole pool, and what the load has not touched before the first rest comes in
   later. Memory of an attachment that was replaced is to be given back, but for what lies under tensors.
-* Descriptors and native threads may differ by a few: Mooncake opens connections when it first needs them. And each
-  attachment to a sidecar leaves one descriptor behind, of its shared memory: closed, no client of the process could
-  reconnect any more.
+* Descriptors and native threads may differ by a few, and sockets by more: Mooncake keeps pools of connections to each
+  peer, which grow with the calls at one time. And each attachment to a sidecar leaves one descriptor behind, of its
+  shared memory: closed, no client of the process could reconnect any more.
 * Threads of mmcache that wait for work are started on demand, up to a number.
 * Quarantined memory is bounded: over a quarter of the pool, it is attached anew. A block on top of that may be large.
 """
@@ -30,6 +30,7 @@ SHARED_SLACK: Final = 8 * MIB
 ENTRY_BYTES: Final = 1536
 """Of the controller's memory, an entry of its directory, at most."""
 FDS: Final = 6
+SOCKETS: Final = 24
 NATIVE_THREADS: Final = 4
 LARGEST_BLOCK: Final = 8 * MIB + 64 * 1024
 ON_DEMAND: Final = {
@@ -86,7 +87,7 @@ def leaks(before: Mapping[str, Any], after: Mapping[str, Any], lent_bytes: Mappi
         if name == "sidecar":
             may += sum(int(client.get("pool", {}).get("capacity", 0)) for client in after["clients"].values())
         found += _grown(name, "memory", then["rss"], now["rss"], may)
-        found += _grown(name, "descriptors", then["fds"], now["fds"], FDS)
+        found += [f"{name}: {leak}" for leak in _more_descriptors(then, now, FDS)]
     table = after["controller"]
     expected = {"claims": 0, "waiters": 0, "holds": 0, "sessions": len(after["clients"]) + 1}
     for figure, value in expected.items():
@@ -101,7 +102,7 @@ def _of_client(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         return [f"has no {'pool' if not pool else 'session'} at rest"]
     found = _grown("", "own memory", then["anon"], now["anon"], OWN_BYTES)
     found += _grown("", "shared memory", 0, now["shared"], int(pool["capacity"]) + SHARED_SLACK)
-    found += _grown("", "descriptors", then["fds"], now["fds"], FDS + now["attachments"] - then["attachments"])
+    found += _more_descriptors(then, now, FDS + now["attachments"] - then["attachments"])
     native_then, native_now = (used["threads"] - len(used["thread_names"]) for used in (then, now))
     found += _grown("", "native threads", native_then, native_now, NATIVE_THREADS)
     then_named, now_named = _thread_kinds(then["thread_names"]), _thread_kinds(now["thread_names"])
@@ -118,6 +119,12 @@ def _of_client(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             found.append(f"{pool[figure]} {figure} of the pool")
     found += [f"{now[table]} {table}" for table in ("client_claims", "client_requests", "flights") if now[table]]
     return found
+
+
+def _more_descriptors(then: Mapping[str, Any], now: Mapping[str, Any], may: int) -> list[str]:
+    sockets_then, sockets_now = (used["fd_names"].get("socket", 0) for used in (then, now))
+    found = _grown("", "sockets", sockets_then, sockets_now, SOCKETS)
+    return found + _grown("", "descriptors", then["fds"] - sockets_then, now["fds"] - sockets_now, may)
 
 
 def _thread_kinds(names: list[str]) -> Counter[str]:

@@ -84,6 +84,7 @@ CLIENT = {
     "anon": 200 << 20,
     "shared": 64 << 20,
     "fds": 30,
+    "fd_names": {"socket": 10},
     "threads": 20,
     "thread_names": ["MainThread", "mmcache-io-0", "mmcache-control"],
     "fresh": 1,
@@ -102,7 +103,10 @@ CLIENT = {
 }
 REST = {
     "clients": {"one": CLIENT},
-    "parts": {"master": {"rss": 50 << 20, "fds": 30}, "sidecar": {"rss": 80 << 20, "fds": 30}},
+    "parts": {
+        "master": {"rss": 50 << 20, "fds": 30, "fd_names": {}},
+        "sidecar": {"rss": 80 << 20, "fds": 30, "fd_names": {}},
+    },
     "controller": {"claims": 0, "waiters": 0, "holds": 0, "sessions": 2, "entries": 10},
 }
 
@@ -116,6 +120,7 @@ def test_what_came_back_is_no_leak() -> None:
     assert soak_resources.leaks(REST, REST, {}) == []
     assert soak_resources.leaks(REST, changed(threads=21, thread_names=more_io), {}) == []
     assert soak_resources.leaks(REST, changed(fds=50, attachments=21), {}) == []
+    assert soak_resources.leaks(REST, changed(fds=40, fd_names={"socket": 20}), {}) == []
 
 
 def test_each_thing_that_did_not_come_back_is_named() -> None:
@@ -125,6 +130,7 @@ def test_each_thing_that_did_not_come_back_is_named() -> None:
         (changed(shared=128 << 20), "shared memory"),
         (changed(fds=50), "descriptors"),
         (changed(fds=38, attachments=2), "descriptors"),
+        (changed(fds=70, fd_names={"socket": 50}), "sockets grew from 10 to 50"),
         (changed(threads=40), "native threads"),
         (changed(threads=21, thread_names=["MainThread", "mmcache-control-2", "mmcache-control"]), "threads mmcache-c"),
         (changed(pool={**pool, "held_blocks": 1}), "1 held_blocks"),
@@ -134,7 +140,10 @@ def test_each_thing_that_did_not_come_back_is_named() -> None:
         (changed(fresh=0), "no session"),
         ({**REST, "controller": {**REST["controller"], "claims": 3}}, "3 claims, not 0"),
         ({**REST, "controller": {**REST["controller"], "sessions": 4}}, "4 sessions, not 2"),
-        ({**REST, "parts": {**REST["parts"], "sidecar": {"rss": 900 << 20, "fds": 30}}}, "sidecar: memory grew"),
+        (
+            {**REST, "parts": {**REST["parts"], "sidecar": {"rss": 900 << 20, "fds": 30, "fd_names": {}}}},
+            "sidecar: memory grew",
+        ),
     ]
     for after, named in cases:
         leaks = soak_resources.leaks(REST, after, {})
