@@ -70,6 +70,9 @@ class Storm:
             else:
                 self._parts[name].launch()
                 self._starting.add(name)
+        for name in self._starting:
+            if self._parts[name].child.status is not None:  # it met another fault while it started, and gave up
+                self._parts[name].launch()
         self._starting = {name for name in self._starting if not self._parts[name].serves()}
 
 
