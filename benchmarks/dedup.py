@@ -247,7 +247,9 @@ def main() -> None:
     given = parser.parse_args()
     load = Load(given.keys, given.requests, given.zipf, given.bytes, given.compute_ms, given.batch, given.seed)
     # Twice what is published: the store begins to evict before it is full.
-    segment = 2 * (load.keys * (load.nbytes + PREFIX_BYTES) + 2 * given.runs * handover.OBJECT_BYTES) + (64 << 20)
+    segment = 2 * (
+        load.keys * (load.nbytes + PREFIX_BYTES) + 4 * (given.runs + handover.WARM_UP) * handover.OBJECT_BYTES
+    ) + (64 << 20)
     with Console(stderr=True).status("starting a cluster") as status, cluster(str(segment)) as place:
         figures = {"processes": given.processes, **load._asdict()}
         figures |= measure(place.config, load, given.processes, status.update)

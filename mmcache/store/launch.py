@@ -30,6 +30,12 @@ RELEASE_TIMEOUT_S: Final = 3600
 """How long the master keeps the memory of a put that never ended. Verification by `prefix` assumes that no writer
 outlives it: with a short one, a writer that resumed was seen to overwrite other objects."""
 
+CLIENT_TTL_S: Final = 3
+"""How long the master believes a silent owner of memory to be alive. Until then it gives that owner's memory to puts,
+each of which fails after up to a second: with the master's default of 10, engines could publish next to nothing for 7
+to 8 s after an owner had been killed and started again. An owner that lives, but is silent for longer, loses what it
+held."""
+
 _MAX_ANSWER_BYTES: Final = 16 * 2**20
 
 MIN_SEGMENT_BYTES: Final = 16 * 2**20
@@ -104,6 +110,7 @@ def master_command(*, rpc_port: int, metrics_port: int, host: str = "127.0.0.1",
         f"--metrics_port={metrics_port}",
         f"--default_kv_lease_ttl={lease_ms}",
         f"--put_start_release_timeout_sec={RELEASE_TIMEOUT_S}",
+        f"--client_ttl={CLIENT_TTL_S}",
         "--enable_metric_reporting=false",
     ]
 
