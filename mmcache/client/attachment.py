@@ -21,9 +21,9 @@ _log = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 """Between tries to attach, give or take half of it, so that a fleet does not try in step."""
 SHORTEST_LIFE_SECONDS = 30.0
-"""An attachment is not replaced for its quarantined memory before that: each leaves its memory behind."""
-MAX_REPLACEMENTS = 8
-"""Most attachments that are replaced for their quarantined memory in the life of a cache, for the same reason."""
+"""An attachment is not replaced for its quarantined memory before that: each keeps that until its client has ended."""
+MAX_ENDING = 8
+"""With so many clients that have not ended yet, none is replaced for its quarantined memory, for the same reason."""
 
 
 class Attachment(NamedTuple):
@@ -50,7 +50,7 @@ class Attacher:
         self._thread: threading.Thread | None = None
         self._attached_at = 0.0
         self._worn_out: Attachment | None = None
-        self._replacements = 0
+        self._ending: list[Store] = []
         self.current: Attachment | None = None
         self.last_error: Exception | None = None
 
@@ -83,14 +83,14 @@ class Attacher:
         with self._lock:
             if self.current is not attachment or self._worn_out is attachment:
                 return
-            if self._replacements >= MAX_REPLACEMENTS:
-                return
             self._worn_out = attachment
-            self._replacements += 1
             patience = self._attached_at + SHORTEST_LIFE_SECONDS - time.monotonic()
 
         def replace() -> None:
-            if not self._closing.wait(max(0.0, patience)):
+            ended = self._closing.wait(max(0.0, patience))
+            while not ended and self._count_ending() >= MAX_ENDING and self.current is attachment:
+                ended = self._closing.wait(RETRY_SECONDS)
+            if not ended:
                 self.lost(attachment)
 
         threading.Thread(target=replace, name="mmcache-replace", daemon=True).start()
@@ -113,10 +113,16 @@ class Attacher:
             if self.current is not attachment or self._closing.is_set():
                 return
             self.current = self._worn_out = None  # nothing here may keep its memory
+            self._ending.append(attachment.store)
         self._counters.add("attachment_lost")
         _log.warning("the attachment to the store is gone; attaching anew")
         attachment.pool.close()
         self._try_in_background(threading.Event(), before=attachment.store.close)
+
+    def _count_ending(self) -> int:
+        with self._lock:
+            self._ending = [store for store in self._ending if not store.ended]
+            return len(self._ending)
 
     def _try_in_background(self, first_try_ended: threading.Event, before: Callable[[], None] | None = None) -> None:
         self._thread = threading.Thread(

@@ -118,6 +118,11 @@ class Store(ABC):
         Called by finalisers, anywhere and at any time: it takes no locks.
         """
 
+    @property
+    @abstractmethod
+    def ended(self) -> bool:
+        """Whether its client has ended; `close` may leave that to a thread of its own."""
+
     @abstractmethod
     def close(self) -> None:
         """Detach; idempotent. Region memory stays mapped while the process lives, for tensors that are still held."""

@@ -47,6 +47,11 @@ class CallGate:
             if self._closed:
                 self._left.notify_all()
 
+    @property
+    def empty(self) -> bool:
+        """Whether it is closed, with nobody inside."""
+        return self._closed and not self._inside
+
     def close(self, *, wait_s: float) -> bool:
         """Let nobody in any more and wait for those inside; whether they came out. Idempotent; False after fork."""
         if os.getpid() != self._process:

@@ -173,6 +173,11 @@ class MemoryStore(Store):
         with self._gate:
             return self._world.available
 
+    @property
+    def ended(self) -> bool:
+        """See `Store`."""
+        return self._gate.empty
+
     def close(self) -> None:
         """See `Store`."""
         self._gate.close(wait_s=1.0)

@@ -297,6 +297,11 @@ class MooncakeStore(Store):
             self._check_not_gone()
             return self._peers_answer()
 
+    @property
+    def ended(self) -> bool:
+        """See `Store`."""
+        return self._ended
+
     def close(self) -> None:
         """See `Store`. Waits two seconds at most for calls that run, then holds the GIL for about one.
 
