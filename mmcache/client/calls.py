@@ -30,7 +30,7 @@ class Overloaded(StoreUnavailable):
 class Call(Generic[_Result]):
     """One piece of work that was handed to an I/O thread."""
 
-    __slots__ = ("_disposal", "_done", "_error", "_lock", "_result", "_started", "_work", "publishes")
+    __slots__ = ("_disposal", "_done", "_error", "_lock", "_refused", "_result", "_started", "_work", "publishes")
 
     def __init__(self, work: Callable[[], _Result], *, publishes: bool = False) -> None:
         self.publishes = publishes
@@ -38,7 +38,7 @@ class Call(Generic[_Result]):
         self._lock = threading.Lock()
         self._done = threading.Lock()  # held until the call has ended: cheaper to wait on than an Event
         self._done.acquire()
-        self._started = False
+        self._started = self._refused = False
         self._result: _Result | None = None
         self._error: BaseException | None = None
         self._disposal: Callable[[_Result | None, bool], None] | None = None
@@ -48,8 +48,12 @@ class Call(Generic[_Result]):
         if not self._done.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise DeadlineExceeded("the store did not answer in time")
         self._done.release()
-        if self._error is not None:
-            raise self._error
+        if (error := self._error) is not None:
+            self._error = None  # else it holds, by way of this frame, all that its callers do, until a collection
+            try:
+                raise error
+            finally:
+                del error
         return self._result  # type: ignore[return-value]
 
     def abandon(self, disposal: Callable[[_Result | None, bool], None]) -> None:
@@ -77,6 +81,7 @@ class Call(Generic[_Result]):
             self._result = work()
         except BaseException as error:  # noqa: BLE001 - it is raised in the waiting caller
             self._error = error
+            self._refused = isinstance(error, StoreUnavailable)
         with self._lock:
             self._work = None
             disposal, self._disposal = self._disposal, None
@@ -86,7 +91,7 @@ class Call(Generic[_Result]):
 
     def _dispose(self, disposal: Callable[[_Result | None, bool], None]) -> None:
         # A store that is unavailable says so before it touches anything.
-        began = self._started and not isinstance(self._error, StoreUnavailable)
+        began = self._started and not self._refused
         try:
             disposal(self._result, began)
         except Exception:  # noqa: BLE001 - on an I/O thread nobody else would hear of it, and the thread must go on

@@ -38,15 +38,15 @@ class Transfer:
         self.blocks = blocks
         self.deadline = deadline
         self._transfers = transfers
-        self._hand_off = transfers.io.hand_off(self._read_and_verify, self._dispose)
+        self._hand_off = [transfers.io.hand_off(self._read_and_verify, self._dispose)]
 
     def arrivals(self) -> list[Arrival]:
-        """Wait for its end. Raises what `HandOff.result` raises; what it used is then given back when it has ended."""
-        return self._hand_off.result(self.deadline)
+        """Wait for its end, once. Raises what `HandOff.result` raises; what it used is given back when it has ended."""
+        return self._hand_off.pop().result(self.deadline)  # which refers to this: no cycle may keep a pool's memory
 
     def drop(self) -> None:
-        """Wait for it no more."""
-        self._hand_off.drop()
+        """Wait for it no more; instead of `arrivals`."""
+        self._hand_off.pop().drop()
 
     def _read_and_verify(self) -> list[Arrival]:
         names = [item.name for item in self.wanted]
