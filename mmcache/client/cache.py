@@ -389,6 +389,8 @@ class MMCache:
 
 
 def _check_keys(keys: Sequence[EmbeddingKey]) -> None:
+    if not isinstance(keys, Sequence):  # a generator would be used up here, and nothing be read
+        raise InvalidKey(f"keys must be a sequence, such as a list, not {type(keys).__name__}")
     for key in keys:
         if not isinstance(key, EmbeddingKey):
             raise InvalidKey(f"a key must be an EmbeddingKey, not {type(key).__name__}")

@@ -76,8 +76,9 @@ _allocating: Final = threading.Lock()
 _sidecars: list[tuple[Binding, str]] = []
 """Of the clients of this process, those that are attached to a `mooncake_client`, with its address."""
 _kept: list[Binding] = []
-"""Clients of this process that are set up. Held here, so that no destructor runs under a call that hangs, nor in a
-forked child, where it would hang itself."""
+"""Clients of this process that are set up. Each is held by a reference that is only given back when it has ended, so
+that no destructor runs under a call that hangs, nor when an interpreter ends that could not end it: it would wait for a
+process that hangs, and in a forked child for ever."""
 
 
 def set_up_embedded(*, hostname: str, metadata: str, protocol: str, devices: str, master: str) -> Binding:
@@ -91,7 +92,7 @@ def set_up_embedded(*, hostname: str, metadata: str, protocol: str, devices: str
     _quieten()
     if code != 0:
         raise StoreUnavailable(f"the set-up as a client of the master at {master} failed (Mooncake's code {code})")
-    _kept.append(client)
+    _keep(client)
     return client
 
 
@@ -108,7 +109,7 @@ def attach_to_sidecar(address: str, *, region_bytes: int, timeout: float) -> Bin
     _quieten()
     if code != 0:
         raise StoreUnavailable(f"attaching to the mooncake_client at {address} failed (Mooncake's code {code})")
-    _kept.append(client)
+    _keep(client)
     deadline = time.monotonic() + timeout
     try:
         while client.health_check() != 0:  # for a few milliseconds; until then it refuses every call
@@ -145,7 +146,14 @@ def end(client: Binding) -> None:
     """Close a client that nothing uses any more. Holds the GIL for about a second."""
     client.close()
     _sidecars[:] = [kept for kept in _sidecars if kept[0] is not client]
-    _kept[:] = [kept for kept in _kept if kept is not client]
+    if client in _kept:
+        _kept.remove(client)
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(client))
+
+
+def _keep(client: Binding) -> None:
+    _kept.append(client)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))  # what ends with the interpreter would not hold it for long
 
 
 def prepare_for_exit() -> None:
@@ -163,6 +171,9 @@ def prepare_for_exit() -> None:
         libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
         standard = ctypes.CDLL("libstdc++.so.6")
         standard._ZSt13set_terminatePFvvE(ctypes.cast(libc.pause, ctypes.c_void_p))
+
+
+os.register_at_fork(after_in_child=prepare_for_exit)
 
 
 def _new_client() -> Binding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -56,3 +57,32 @@ def test_a_process_ends_in_order_though_its_calls_hang(
     finally:
         engine.kill()
         engine.wait()
+
+
+FORKS = """
+import os, sys, torch
+from mmcache import EmbeddingKey, MMCache
+
+cache = MMCache.connect(sys.argv[1], pool_bytes=8 << 20)
+assert cache.put(EmbeddingKey("encoder", "1", sys.argv[2]), torch.ones(1000), timeout=20).readable
+child = os.fork()
+if not child:
+    sys.exit(7)
+print(child, flush=True)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("attach", ["sidecar", "embedded"])
+def test_a_forked_child_ends_with_its_own_status(serving: Serving, attach: str) -> None:
+    config = serving.write_config(f"{attach}.yaml", attach=attach)
+    command = [sys.executable, "-c", FORKS, str(config), f"forks-{attach}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ.copy()) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            output, _ = parent.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.kill(child, signal.SIGKILL)
+            raise
+        assert (output, parent.returncode) == ("7\n", 0)
