@@ -1,26 +1,32 @@
-# Two commands on a fresh machine: `make demo` and `make test`. Each sets up all that it needs.
+# Commands on a fresh machine: `make demo`, `make test`, `make test-vllm`. Each sets up all that it needs.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM_VENV := .venv-vllm
 DEBIAN_PACKAGES := libibverbs1 librdmacm1 libnuma1
 # The torch that is tested. Where pip has no CPU build of it to offer, it is the CUDA one, of several gigabytes.
 TORCH ?= torch==2.13.0
 
-.PHONY: help setup demo test soak lint format clean
+# What a virtual environment $(1) needs of Debian.
+define install_debian_packages
+	@missing=""; for package in $(DEBIAN_PACKAGES); do \
+	  dpkg-query -W -f='$${Status}' $$package 2>/dev/null | grep -q 'ok installed' || missing="$$missing $$package"; done; \
+	test -x $(1)/bin/python || $(PYTHON) -c 'import ensurepip' 2>/dev/null || missing="$$missing python3-venv"; \
+	if [ -n "$$missing" ]; then echo "installing Debian packages:$$missing"; \
+	  sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	  $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing; fi
+endef
+
+.PHONY: help setup demo test test-vllm soak lint format clean
 
 help:  ## list the commands
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.installed  ## make the virtual environment and install everything into it
 
 $(VENV)/.installed: pyproject.toml Makefile
-	@missing=""; for package in $(DEBIAN_PACKAGES); do \
-	  dpkg-query -W -f='$${Status}' $$package 2>/dev/null | grep -q 'ok installed' || missing="$$missing $$package"; done; \
-	test -x $(BIN)/python || $(PYTHON) -c 'import ensurepip' 2>/dev/null || missing="$$missing python3-venv"; \
-	if [ -n "$$missing" ]; then echo "installing Debian packages:$$missing"; \
-	  sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
-	  $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing; fi
+	$(call install_debian_packages,$(VENV))
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
@@ -32,6 +38,15 @@ demo: setup  ## photographs through a vision tower: encoders publish, prefill pr
 
 test: setup  ## all tests, on real processes
 	$(BIN)/python -m pytest $(TEST_ARGUMENTS)
+
+test-vllm: $(VLLM_VENV)/.installed  ## the connector in a real vLLM on the CPU, in an environment of its own
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm $(TEST_ARGUMENTS)
+
+$(VLLM_VENV)/.installed: pyproject.toml Makefile tests/vllm/install.sh
+	$(call install_debian_packages,$(VLLM_VENV))
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	tests/vllm/install.sh $(VLLM_VENV)
+	@touch $@
 
 soak: setup  ## an hour of mixed load with random faults, after which nothing may have leaked
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGUMENTS)
@@ -48,4 +63,4 @@ format: setup  ## format the code
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove what the other commands made
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

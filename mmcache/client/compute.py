@@ -212,7 +212,8 @@ class Computation:
         publications = [item for item, task in zip(prepared, tasks, strict=True) if task.publish]
         if publications:
             results = self._publisher.publish(publications, deadline=time.monotonic() + self._timeouts.publish)
-            self._settle_claims(publications, results)
+            self._claims.difference_update(publication.token for publication in publications)
+            settle_claims(self._channel, publications, results)
             for result in results:
                 if not result.readable:
                     self._on_failure(result.reason, True)
@@ -231,14 +232,12 @@ class Computation:
             for task, value in zip(tasks, values, strict=True)
         ]
 
-    def _settle_claims(self, publications: Sequence[Publication], results: Sequence[PutResult]) -> None:
-        """A commit ended its claim; the claims of what was dropped are given up for the reason that it was dropped."""
-        for publication, result in zip(publications, results, strict=True):
-            if not publication.token:
-                continue
-            self._claims.discard(publication.token)
-            if not result.readable:
-                self._channel.abort([publication.token], abort_reason(result.reason))
+
+def settle_claims(channel: ControlChannel, publications: Sequence[Publication], results: Sequence[PutResult]) -> None:
+    """A commit ended its claim; the claims of what was dropped are given up for the reason that it was dropped."""
+    for publication, result in zip(publications, results, strict=True):
+        if publication.token and not result.readable:
+            channel.abort([publication.token], abort_reason(result.reason))
 
 
 def abort_reason(drop: str) -> AbortReason:

@@ -1,0 +1,1 @@
+"""Adapters to serving engines; each imports its engine only where it is used."""

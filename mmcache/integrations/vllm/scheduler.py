@@ -1,0 +1,208 @@
+"""The scheduler's side: what vLLM's hooks mean for the table of items. It never waits, but for `IDLE_WAIT_S`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from mmcache.agent import messages
+from mmcache.agent.link import AgentLink
+from mmcache.agent.staging import Staging
+from mmcache.integrations.vllm.items import ItemTable, Wanted
+from mmcache.integrations.vllm.worker import Report, Step
+
+_log = logging.getLogger(__name__)
+
+IDLE_WAIT_S: Final = 0.002
+"""How long a step that runs nothing waits for the agent, while a request is deferred; else vLLM would spin."""
+
+
+class Position(Protocol):
+    """A `PlaceholderRange` of vLLM's."""
+
+    offset: int
+    length: int
+
+
+class Feature(Protocol):
+    """A `MultiModalFeatureSpec` of vLLM's."""
+
+    identifier: str
+    modality: str
+    mm_position: Position
+
+
+class Request(Protocol):
+    """What is used of vLLM's `Request`."""
+
+    request_id: str
+    mm_features: Sequence[Feature]
+    ec_transfer_params: Mapping[str, Any] | None
+
+
+class _Seen(NamedTuple):
+    """A request's items, in order; `last` is the position behind the last of them."""
+
+    wanted: list[Wanted]
+    last: int
+
+
+class SchedulerSide:
+    """One engine.
+
+    Args:
+        staging: the memory that its workers map; None if it could not be had: then nothing is loaded or saved.
+        link: to its agent; None without that memory.
+        table: of its items.
+        describe: what a request wants of the cache, item by item; None while that is not known yet.
+        workers: how many workers load.
+        reports: how many of them report each step that they have done to the scheduler.
+    """
+
+    def __init__(
+        self,
+        *,
+        staging: Staging | None,
+        link: AgentLink | None,
+        table: ItemTable,
+        describe: Callable[[Request], list[Wanted] | None],
+        workers: int,
+        reports: int,
+    ) -> None:
+        self.figures: dict[str, float] = {}
+        """What the agent last told of its client."""
+        self._staging = staging
+        self._link = link
+        self._table = table
+        self._describe = describe
+        self._workers = workers
+        self._reports = reports
+        self._mapped = False
+        self._requests: dict[str, _Seen] = {}
+        self._asking: _Seen | None = None
+        self._deferred_since: dict[str, float] = {}
+        self._resident: set[str] = set()
+        """What the engine holds. It may hold less, when its cache was reset: `has` then tells."""
+        self._allocated: set[str] = set()
+        self._unavailable: set[str] = set()
+        self._returned: dict[int, Report] = {}
+
+    def ensure_available(self, request: Request, num_computed_tokens: int) -> bool:
+        """Whether a request can be scheduled: False defers it."""
+        seen = self._requests.get(request.request_id)
+        if seen is None or len(seen.wanted) != len(request.mm_features):
+            wanted = self._describe(request)
+            if wanted is None:
+                return False
+            seen = _Seen(wanted, max((item.end for item in wanted), default=0))
+            self._requests[request.request_id] = seen
+        self._asking = seen
+        if num_computed_tokens >= seen.last:
+            return True
+        resident = self._resident
+        needed = [item for item in seen.wanted if item.end > num_computed_tokens and item.identifier not in resident]
+        if not needed:
+            return True
+        now = time.monotonic()
+        self._hear(now)
+        verdict = self._table.want(request.request_id, needed, now, reachable=self._serves())
+        self._send()
+        if verdict.unavailable:
+            self._unavailable.add(request.request_id)
+        if verdict.deferred:
+            self._deferred_since.setdefault(request.request_id, now)
+        elif (since := self._deferred_since.pop(request.request_id, None)) is not None:
+            self._table.counters["deferred_ms"] += round((now - since) * 1000.0)
+        return not verdict.deferred
+
+    def has(self, identifier: str) -> bool:
+        """Whether the request that was last asked about can load this item, which the engine does not hold."""
+        self._resident.discard(identifier)
+        for item in self._asking.wanted if self._asking is not None else ():
+            if item.identifier == identifier:
+                return self._table.has(item)
+        return False
+
+    def allocated(self, request: Request, index: int) -> None:
+        """The engine loads or encodes it in this step, and holds it then."""
+        self._allocated.add(request.mm_features[index].identifier)
+        if (seen := self._requests.get(request.request_id)) is not None and index < len(seen.wanted):
+            self._table.allocated(seen.wanted[index])
+
+    def build_step(self, *, freed: Sequence[str], reaches_workers: bool) -> Step:
+        """What the workers copy in this step. `freed` is what the engine holds no longer."""
+        self._resident.difference_update(freed)
+        self._resident |= self._allocated
+        self._allocated.clear()
+        if not reaches_workers and self._table.deferring and self._link is not None:
+            self._send()
+            self._link.wait(IDLE_WAIT_S)
+        now = time.monotonic()
+        self._hear(now)
+        number, loads, saves = self._table.build_step(self._resident, now, reaches_workers=reaches_workers)
+        self._send()
+        return Step(number, tuple(loads), tuple(saves))
+
+    def step_returned(self, report: Report) -> None:
+        """Workers have done a step's copies; once all of them have, its blocks are free."""
+        if (earlier := self._returned.pop(report.step, None)) is not None:
+            report = earlier.merged(report)
+        if report.workers < self._reports:
+            self._returned[report.step] = report
+            return
+        self._table.step_returned(report.step, report.saved)
+        self._send()
+
+    def request_finished(self, request_id: str) -> None:
+        """However it ended: its claims, waits and blocks are given up."""
+        self._requests.pop(request_id, None)
+        self._deferred_since.pop(request_id, None)
+        self._table.request_ended(request_id)
+        self._send()
+
+    def take_unavailable(self) -> set[str]:
+        """Requests that can never be served, each told once."""
+        unavailable, self._unavailable = self._unavailable, set()
+        return unavailable
+
+    def take_counts(self) -> dict[str, float | list[float]]:
+        """What was counted and observed since the last call."""
+        table = self._table
+        counts: dict[str, float | list[float]] = dict(table.counters)
+        table.counters.clear()
+        if table.load_seconds:
+            counts["load_s"], table.load_seconds = table.load_seconds, []
+        return counts
+
+    def close(self) -> None:
+        """End the agent. Idempotent."""
+        if self._link is not None:
+            self._link.close()
+        if self._staging is not None:
+            self._staging.close()
+
+    def _serves(self) -> bool:
+        """Whether items can be asked for: workers and agent are there."""
+        if not self._mapped and self._staging is not None:
+            self._mapped = self._staging.workers_mapped(self._workers)
+        return self._mapped and self._link is not None and self._link.agent_lives
+
+    def _hear(self, now: float) -> None:
+        if self._link is None:
+            return
+        for message in self._link.receive():
+            if isinstance(message, messages.Figures):
+                self.figures = message.figures
+            self._table.heard(message, now)
+        if self._link.take_death():
+            self._table.agent_died()
+
+    def _send(self) -> None:
+        """What cannot be sent now stays, in order."""
+        outbox = self._table.outbox
+        sent = 0
+        while sent < len(outbox) and self._link is not None and self._link.send(outbox[sent]):
+            sent += 1
+        del outbox[:sent]
