@@ -78,8 +78,8 @@ class Engine:
         return Item(self._last, key, **{**named, **fields})
 
     def ask_for(self, items: Sequence[Item]) -> None:
-        """All in one message."""
-        assert self.send(Ask(list(items)))
+        """All in one message, once the agent has read enough of what it was sent before."""
+        wait_until(lambda: self.send(Ask(list(items))), timeout=PATIENCE_S, what="room for a message")
 
     def ask(self, name: int | str, **fields: Any) -> Item:
         """Ask for one item alone."""
