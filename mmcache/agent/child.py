@@ -39,9 +39,8 @@ class AgentChild:
         except BaseException:
             self._socket.close()
             raise
-        self.heard_at = self.started_at = time.monotonic()
-        """`heard_at`: when anything was received last, in `time.monotonic()` seconds."""
-        self.was_heard = False
+        self.heard_at = time.monotonic()
+        """When it was started, or anything was received last."""
         self.closed = False
         """Whether nothing can be sent or received any more: the agent closed its end, or we ours."""
         self._exit = -1
@@ -99,7 +98,6 @@ class AgentChild:
                 malformed += 1
         if came:
             self.heard_at = time.monotonic()
-            self.was_heard = True
         return malformed
 
     def hang_up(self) -> None:
@@ -143,12 +141,8 @@ def _start(descriptor: int, staging: Staging, config: str | None, name: str | No
         *(() if config is None else (f"--config={Path(config).absolute()}",)),
         *(() if name is None else (f"--name={name}",)),
     ]
-    # It imports what we would, wherever that comes from, and nothing that happens to lie in the working directory.
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path),
-        "PYTHONSAFEPATH": "1",
-    }
+    # It imports what we would, wherever that comes from, and nothing from the working directory, where `-m` looks first.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)}
     if environment.get(CONFIG_VARIABLE):
         environment[CONFIG_VARIABLE] = str(Path(environment[CONFIG_VARIABLE]).absolute())
     return subprocess.Popen(

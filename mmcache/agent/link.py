@@ -28,8 +28,8 @@ _log = logging.getLogger(__name__)
 
 HANGS_AFTER_S: Final = 10.0
 """An agent that is not heard of for so long is killed; it says something every second."""
-FIRST_HEARD_WITHIN_S: Final = 60.0
-"""The same until it is first heard of: a busy machine takes a while to start an interpreter."""
+STARTS_WITHIN_S: Final = 60.0
+"""The same until it serves: what it loads can hold its interpreter for many seconds on a busy machine."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
 """Between two agents: doubled for each that did not live for so long."""
@@ -265,7 +265,7 @@ class _Keeper:
                         self.agent = agent
                         self._first_tried.set()
                         _log.info("the agent (process %d) serves", agent.pid)
-            patience = HANGS_AFTER_S if agent.was_heard else FIRST_HEARD_WITHIN_S
+            patience = HANGS_AFTER_S if serves else STARTS_WITHIN_S
             if time.monotonic() - agent.heard_at > patience:
                 self._counters.add("link.hang")
                 _log.warning("the agent (process %d) hangs and is killed", agent.pid)

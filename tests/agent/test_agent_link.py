@@ -130,10 +130,7 @@ def test_no_other_agent_serves_before_a_death_was_taken(engine: LinkedEngine) ->
     engine.expect(engine.ask("after a death"), Granted)
 
 
-def test_an_agent_that_stands_still_is_killed_and_replaced(
-    engine: LinkedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link, "HANGS_AFTER_S", 3.0)
+def test_an_agent_that_stands_still_is_killed_and_replaced(engine: LinkedEngine) -> None:
     pid = engine.pid
     os.kill(pid, signal.SIGSTOP)
     assert engine.link.agent_lives
@@ -160,7 +157,7 @@ def test_an_idle_engine_that_receives_nothing_keeps_its_agent(
     assert [type(message) for message in messages] == [Figures], "only the newest are kept"
 
 
-def test_an_engine_that_stood_still_itself_does_not_take_its_agent_for_dead(serving: Serving, tmp_path: Path) -> None:
+def test_an_engine_that_stood_still_itself_does_not_take_its_agent_for_dead(serving: Serving) -> None:
     with _program(serving, "print(engine.pid, flush=True); input(); print(engine.pid, flush=True)") as program:
         pid = program.read()
         program.process.send_signal(signal.SIGSTOP)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from made_engines import checkpoint, engine, made_tensors
 
@@ -185,6 +185,9 @@ def test_a_downloaded_checkpoint_is_found_without_the_network(tmp_path: Path, mo
     load_config = SimpleNamespace(load_format="auto", download_dir=str(tmp_path))
     assert version(ConnectorSettings(), model="org/model", load_config=load_config) == local
     assert version(ConnectorSettings(), model="org/model", load_config=load_config, revision=commit) == local
+    older = checkpoint(home / "snapshots" / ("1" * 40), made_tensors(layers=1))
+    found = version(ConnectorSettings(), model="org/model", load_config=load_config, revision="1" * 40)
+    assert found == version(ConnectorSettings(), model=str(older)) != local
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert version(ConnectorSettings(), model="org/model") == local
 
@@ -298,6 +301,8 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
+@example("\ud800")
+@example({"\ud800": 1})
 def test_configuration_of_any_kind_becomes_plain_data_without_addresses(value: object) -> None:
     plain = _plain(value)
     assert plain_fault(plain) is None

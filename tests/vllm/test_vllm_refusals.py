@@ -31,14 +31,12 @@ def engines(model, cluster: Parts) -> Iterator[tuple[LocalEngine, LocalEngine]]:
 
 @pytest.mark.parametrize(
     "uuid",
-    ["x" * (1 << 20), "é" * MM_HASH_MAX_BYTES, "\ud800 is no Unicode"],
-    ids=["a megabyte", "two KiB of UTF-8", "a lone surrogate"],
+    ["x" * (1 << 20), "é" * MM_HASH_MAX_BYTES],
+    ids=["a megabyte", "two KiB of UTF-8"],
 )
 def test_an_identifier_that_cannot_be_one_is_not_shared(
     engines: tuple[LocalEngine, LocalEngine], plain: LocalEngine, uuid: str
 ) -> None:
-    if not uuid.isprintable():
-        pytest.skip("vLLM itself cannot send it to its engine")
     request = Request([pictures(), "what is it?"], uuids=[uuid])
     for engine in engines:
         encoded, not_shared = engine.encoded(), figure(engine, "not_shared")
@@ -87,12 +85,12 @@ def test_random_identifiers_are_not_shared_and_advice_is_given(
 
 
 def fails(made: Options, name: str) -> str:
-    """What an engine that does not start has written."""
+    """What an engine that does not start says."""
     engine = LocalEngine(made, name=name)
     try:
-        with pytest.raises(EngineFailed):
+        with pytest.raises(EngineFailed) as failed:
             engine.wait_ready()
-        return engine.log.read_text(errors="replace")
+        return str(failed.value)
     finally:
         engine.end()
 
