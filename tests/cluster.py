@@ -118,6 +118,7 @@ class MooncakeProcesses:
         for _ in range(_PORT_TRIES):
             rpc_port, metrics_port = free_port(), free_port()
             command = master_command(rpc_port=rpc_port, metrics_port=metrics_port, lease_ms=lease_ms)
+            command.append("--client_ttl=10")  # the last one counts: tests stop owners for seconds
             part = Part(f"master-{len(self.parts)}", [*command, *options], f"127.0.0.1:{rpc_port}", self._path, {})
             self.parts.append(part)
             self.metrics = f"127.0.0.1:{metrics_port}"

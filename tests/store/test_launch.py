@@ -43,6 +43,10 @@ def test_the_master_keeps_the_memory_of_a_put_that_never_ended_for_an_hour() -> 
     assert "--put_start_release_timeout_sec=3600" in master_command(rpc_port=1, metrics_port=2)
 
 
+def test_the_memory_of_a_dead_owner_is_given_up_within_seconds() -> None:
+    assert "--client_ttl=3" in master_command(rpc_port=1, metrics_port=2)
+
+
 def test_a_hanging_process_accepts_but_does_not_answer() -> None:
     with MooncakeProcesses() as processes:
         master = processes.start_master()
