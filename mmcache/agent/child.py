@@ -141,7 +141,7 @@ def _start(descriptor: int, staging: Staging, config: str | None, name: str | No
         *(() if config is None else (f"--config={Path(config).absolute()}",)),
         *(() if name is None else (f"--name={name}",)),
     ]
-    # It imports what we would, wherever that comes from, and nothing from the working directory, where `-m` looks first.
+    # It imports what we would, wherever that comes from, and nothing that happens to lie in the working directory.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)}
     if environment.get(CONFIG_VARIABLE):
         environment[CONFIG_VARIABLE] = str(Path(environment[CONFIG_VARIABLE]).absolute())
