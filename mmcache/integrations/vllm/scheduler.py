@@ -141,7 +141,9 @@ class SchedulerSide:
             self._link.wait(IDLE_WAIT_S)
         now = time.monotonic()
         self._hear(now)
-        number, loads, saves = self._table.build_step(self._resident, now, reaches_workers=reaches_workers)
+        # Nothing is published from what the engine holds: one identifier may stand for several keys (a LoRA that was
+        # reloaded under its name, a uuid under another salt), and which of them was encoded is not known here.
+        number, loads, saves = self._table.build_step((), now, reaches_workers=reaches_workers)
         self._send()
         return Step(number, tuple(loads), tuple(saves))
 
