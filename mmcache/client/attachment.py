@@ -142,7 +142,7 @@ class Attacher:
             except Exception as error:  # noqa: BLE001 - whatever the library raises, this thread must go on trying
                 if self.last_error is None and not self._closing.is_set():
                     _log.warning("cannot attach to the store, reads will miss until it answers: %s", error)
-                self.last_error = error
+                self.last_error = error.with_traceback(None)  # whose frames hold a client and its memory
                 self._counters.add("attach_failed", reason=type(error).__name__)
             first_try_ended.set()
             self._closing.wait(RETRY_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311 - no secret

@@ -295,6 +295,7 @@ class MMCache:
             found = computation.run(keys)
         except Exception as error:
             if error is computation.callers_error:
+                computation.callers_error = None  # its frames hold the computation, and all that was found
                 raise
             self._survive(error)
             found = computation.run_alone(keys)
@@ -367,7 +368,10 @@ class MMCache:
 
     def _survive(self, error: Exception) -> None:
         if self._settings.client.strict:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame, which else held it, and what its callers do, until a collection
         self._counters.add("internal_error", reason=type(error).__name__)
         _log.exception("mmcache failed; the call ends as a miss")
 

@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mmcache.errors import LifecycleError, PoolExhausted
+from mmcache.errors import LifecycleError, MMCacheError, PoolExhausted
 from mmcache.memory.block import Block, BlockState, BlockStateError, ReadyEntry
 from mmcache.memory.deferring import DeferringLock
 from mmcache.memory.export import Export, export_type
@@ -99,9 +99,7 @@ class RegisteredPool:
             return []
         request = Request(sizes, self._extents.reserved_each(sizes))
         with self._lock, self._lock.mutex:
-            error = self._refusal(request)
-            if error is not None:
-                raise error
+            self._check_possible(request)
             # Entries are not given up for a request that would have no room even then, unless it waits.
             if not self._waiters and request.total <= self._extents.available + self._idle_bytes:
                 blocks = self._carve(request)
@@ -129,8 +127,8 @@ class RegisteredPool:
                 self._leave(request)
                 self._serve()
                 raise self._no_room(request)
-        if request.error is not None:
-            raise request.error
+            if request.refused:
+                self._check_possible(request)
         return request.blocks
 
     def _leave(self, request: Request) -> None:
@@ -141,12 +139,18 @@ class RegisteredPool:
         """Serve waiters in turn, as far as there is room. Called after anything that may have made room."""
         while self._waiters:
             request = self._waiters[0]
-            error = self._refusal(request)
-            blocks = [] if error is not None else self._carve(request)
-            if not blocks and error is None:
-                return
+            blocks: list[Block] = []
+            try:
+                self._check_possible(request)
+            except MMCacheError:
+                refused = True
+            else:
+                refused = False
+                blocks = self._carve(request)
+                if not blocks:
+                    return
             self._waiters.popleft()
-            request.settle(blocks, error)
+            request.settle(blocks, refused=refused)
 
     def _carve(self, request: Request) -> list[Block]:
         """A block for each size, giving up idle entries as needed; none at all if that is not enough."""
@@ -171,14 +175,17 @@ class RegisteredPool:
             offsets.append(offset)
         return offsets
 
-    def _refusal(self, request: Request) -> Exception | None:
-        """Why waiting is pointless, if it is. (Whether all blocks fit around quarantined ones is not looked into.)"""
+    def _check_possible(self, request: Request) -> None:
+        """Raise where waiting is pointless. (Whether all blocks fit around quarantined ones is not looked into.)
+
+        Once it is it stays so: the pool does not open again, and quarantined bytes do not come back.
+        """
         if self._closed or self._lock.broken:
-            return LifecycleError("the pool is closed" if self._closed else "an interrupt struck the pool at work")
+            raise LifecycleError("the pool is closed" if self._closed else "an interrupt struck the pool at work")
         room = self._extents.capacity - self._quarantined_bytes
         if request.total <= room and request.largest <= self._largest_possible:
-            return None
-        return PoolExhausted(
+            return
+        raise PoolExhausted(
             f"{request.total} bytes in {len(request.sizes)} blocks can never fit: of its {self._extents.capacity} bytes"
             f" the pool has {room} to give, at most {self._largest_possible} in one piece",
             fits=False,

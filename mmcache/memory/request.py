@@ -15,7 +15,7 @@ class Request:
     wait is on a bare lock: an Event has a lock inside, which that thread may hold already.
     """
 
-    __slots__ = ("_turn", "blocks", "error", "largest", "reserved", "settled", "sizes", "total")
+    __slots__ = ("_turn", "blocks", "largest", "refused", "reserved", "settled", "sizes", "total")
 
     def __init__(self, sizes: Sequence[int], reserved: Sequence[int]) -> None:
         self.sizes = tuple(sizes)
@@ -26,14 +26,15 @@ class Request:
         self.largest = max(sizes)
         self.settled = False
         self.blocks: list[Block] = []
-        self.error: Exception | None = None
+        self.refused = False
+        """Settled without blocks, since it can never have them."""
         self._turn = threading.Lock()
         self._turn.acquire()
 
-    def settle(self, blocks: list[Block], error: Exception | None) -> None:
-        """Give it the blocks, or the reason why it gets none, and wake whoever waits for it."""
+    def settle(self, blocks: list[Block], *, refused: bool) -> None:
+        """Give it the blocks, or say that it gets none, and wake whoever waits for it."""
         self.blocks = blocks
-        self.error = error
+        self.refused = refused
         self.settled = True
         self._turn.release()
 

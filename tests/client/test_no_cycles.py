@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import weakref
+from collections.abc import Callable, Iterator
 
+import pytest
 import torch
 
 from mmcache.client.calls import IoThreads
@@ -37,24 +38,59 @@ def test_a_replaced_pool_goes_without_a_collection(fresh_serving: Serving) -> No
         gc.enable()
 
 
-def test_an_error_of_a_call_keeps_nothing_alive() -> None:
-    class Used:
-        """Something that a caller refers to."""
+class Used:
+    """Something that a caller refers to."""
 
+
+def used_by_a_caller_of(action: Callable[[], object], error: type[Exception]) -> weakref.ref[Used]:
+    """What a caller used that an error came to; an error that is in a cycle with its traceback keeps it."""
+    used = Used()
+    try:
+        action()
+    except error:
+        return weakref.ref(used)
+    raise AssertionError(f"no {error.__name__} was raised")
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_an_error_of_a_call_keeps_nothing_alive() -> None:
     def fail() -> None:
         raise StoreUnavailable("gone")
 
-    def call() -> weakref.ref[Used]:
-        used = Used()
-        with contextlib.suppress(StoreUnavailable):
-            threads.perform(fail, deadline=1e9, dispose=lambda _result, began: began or used)
-        return weakref.ref(used)
+    def call() -> None:
+        threads.perform(fail, deadline=1e9, dispose=lambda _result, _began: None)
 
     threads = IoThreads(1)
-    gc.disable()
     try:
-        used = call()
+        used = used_by_a_caller_of(call, StoreUnavailable)
         wait_until(lambda: used() is None, timeout=20, what="the end of the call")
     finally:
-        gc.enable()
         threads.close(1e9)
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_what_the_callers_function_raises_keeps_nothing_alive(serving: Serving) -> None:
+    def fail() -> torch.Tensor:
+        raise KeyError("the encoder failed")
+
+    cache = serving.connect()
+    used = used_by_a_caller_of(lambda: cache.get_or_compute(key_of("cycle-compute"), fail), KeyError)
+    assert used() is None
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_a_failure_that_strict_raises_keeps_nothing_alive(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    cache = serving.connect(strict=True)
+    monkeypatch.setattr(cache._reader, "read", fail)
+    assert used_by_a_caller_of(lambda: cache.get(key_of("cycle-strict")), RuntimeError)() is None
