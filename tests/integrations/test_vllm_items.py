@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mmcache.agent.messages import Ask, Drop, Encoded, Granted, Item, Missing, Published, Ready, Waiting
-from mmcache.integrations.vllm.items import GRACE_S, GRANT_PATIENCE_S, Copy, ItemTable, Wanted
+from mmcache.integrations.vllm.items import GRACE_S, GRANT_PATIENCE_S, Copy, ItemTable, Resident, Wanted
 from mmcache.key import EmbeddingKey
 
 FETCH_S, WAIT_S = 2.0, 10.0
@@ -49,9 +51,9 @@ class World:
         self.table.heard(message, self.now)  # type: ignore[arg-type]
 
     def step(
-        self, resident: set[str] | None = None, *, reaches_workers: bool = True
+        self, resident: Mapping[str, Resident] | None = None, *, reaches_workers: bool = True
     ) -> tuple[int, list[Copy], list[Copy]]:
-        return self.table.build_step(resident or set(), self.now, reaches_workers=reaches_workers)
+        return self.table.build_step(resident or {}, self.now, reaches_workers=reaches_workers)
 
     def ready(self, item: Item, *, width: int = 64, epoch: int | None = None) -> Ready:
         shape = [item.rows, width]
@@ -163,9 +165,30 @@ def test_a_granted_item_that_the_engine_holds_already_is_saved_from_there() -> N
     world.want("r", wanted())
     [item] = world.asked()
     world.hear(Granted(item.number))
-    assert world.step({"id-0"}, reaches_workers=False)[2] == []
-    [save] = world.step({"id-0"})[2]
+    resident = {"id-0": Resident(wanted().key, world.epoch)}
+    assert world.step(resident, reaches_workers=False)[2] == []
+    [save] = world.step(resident)[2]
     assert save.number == item.number
+
+
+@pytest.mark.parametrize(
+    "resident",
+    [
+        {},
+        {"id-0": Resident(None, 1)},
+        {"id-0": Resident(wanted(7).key, 1)},
+        {"id-7": Resident(wanted().key, 1)},
+        {"id-0": Resident(wanted().key, 0)},
+    ],
+    ids=["nothing", "not shared", "of another key", "under another name", "since before an invalidation"],
+)
+def test_what_is_resident_is_not_published_as_what_it_may_not_be(resident: dict[str, Resident]) -> None:
+    world = World()
+    world.want("r", wanted())
+    [item] = world.asked()
+    world.hear(Granted(item.number))
+    assert world.step(resident)[2] == []
+    assert not world.sent()
 
 
 def test_an_agent_that_does_not_answer_costs_one_deadline_and_then_nothing_until_it_is_heard() -> None:
@@ -300,7 +323,7 @@ class Machine(RuleBasedStateMachine):
         self.phase: dict[int, str] = {}
         self.steps: dict[int, list[Copy]] = {}
         self.deferred: dict[str, float] = {}
-        self.resident: set[str] = set()
+        self.resident: dict[str, Resident] = {}
 
     numbers = st.integers(0, 5)
     requests = st.sampled_from(["a", "b", "c"])
@@ -337,7 +360,7 @@ class Machine(RuleBasedStateMachine):
                 if item.identifier not in self.resident:
                     self.table.has(item)
                     self.table.allocated(item)
-                    self.resident.add(item.identifier)
+                    self.resident[item.identifier] = Resident(item.key, self.world.epoch)
         else:
             self.deferred.setdefault(request, self.world.now)
         number, loads, saves = self.world.step(self.resident)
@@ -396,7 +419,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(identifier=numbers)
     def engine_evicts(self, identifier: int) -> None:
-        self.resident.discard(f"id-{identifier}")
+        self.resident.pop(f"id-{identifier}", None)
 
     @rule(seconds=st.sampled_from([0.1, FETCH_S + GRACE_S, WAIT_S + GRACE_S]))
     def time_passes(self, seconds: float) -> None:

@@ -14,7 +14,7 @@ from mmcache.agent.staging import Staging
 from mmcache.errors import StoreUnavailable
 from mmcache.integrations.vllm.adapters import LoraDigests
 from mmcache.integrations.vllm.describe import OURS, Describer
-from mmcache.integrations.vllm.identity import EncoderIdentity
+from mmcache.integrations.vllm.identity import EncoderIdentity, is_numbered
 from mmcache.integrations.vllm.items import ItemTable
 from mmcache.integrations.vllm.scheduler import SchedulerSide
 from mmcache.integrations.vllm.settings import ConnectorSettings
@@ -92,12 +92,16 @@ class ItemReport:
     """What an answer of a producer's tells of its items, in vLLM's own format: a consumer need not transform pixels."""
 
     def __init__(self, identity: EncoderIdentity, resolver: PlaceholderMetadataResolver) -> None:
+        self._identity = identity
         self._ours = {"model": identity.model, "version": identity.version}
         self._resolver = resolver
 
     def of(self, request: Any) -> dict[str, Any] | None:
-        """By identifier; None for a request without items."""
+        """By identifier; None for a request without items that mean the same to another engine."""
         items = collect_ec_item_metadata(request.mm_features, self._resolver)
+        for feature in request.mm_features:
+            if is_numbered(self._identity, feature):
+                items.pop(feature.identifier, None)
         for item in items.values():
             item[OURS] = self._ours
         return dict(items) or None

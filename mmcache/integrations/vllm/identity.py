@@ -152,9 +152,7 @@ def request_key(
     named = mm_hash or getattr(feature, "identifier", None)
     if type(named) is not str or not 0 < len(named) <= MM_HASH_MAX_BYTES:
         return RequestKey(None, "mm_hash")
-    bare = named if mm_hash or not identity.tower_lora else named.rpartition(":")[2]
-    if _LOCAL.fullmatch(bare) or (identity.local_identifiers and _DIGEST.fullmatch(bare)):
-        # with arguments of the request's own vLLM hashes these together with its number: a digest, and as ambiguous
+    if is_numbered(identity, feature):
         return RequestKey(None, REQUEST_LOCAL)
     adapter = None
     if identity.tower_lora and lora_digest is not None:
@@ -170,6 +168,17 @@ def request_key(
         return RequestKey(EmbeddingKey(identity.model, identity.version, named, adapter, modality, tenant))
     except InvalidKey:
         return RequestKey(None, "invalid")
+
+
+def is_numbered(identity: EncoderIdentity, feature: Feature) -> bool:
+    """Whether an item's name is a number that this engine gave it, which is another item's elsewhere.
+
+    With arguments of the request's own vLLM hashes these together with the number: a digest, and as ambiguous.
+    """
+    mm_hash = getattr(feature, "mm_hash", None)
+    named = mm_hash or feature.identifier
+    bare = named if mm_hash or not identity.tower_lora else named.rpartition(":")[2]
+    return bool(_LOCAL.fullmatch(bare) or (identity.local_identifiers and _DIGEST.fullmatch(bare)))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from mmcache.agent import messages
@@ -72,6 +72,20 @@ class Wanted(NamedTuple):
     def nbytes(self) -> int:
         """The most bytes that it can have."""
         return self.rows * max(self.widths) * self.itemsize
+
+
+class Resident(NamedTuple):
+    """What an engine holds under an identifier.
+
+    That may stand for several keys in turn: a LoRA that was reloaded under its name, a uuid under another salt.
+
+    Args:
+        key: under which it was loaded or encoded; None if it cannot be shared.
+        epoch: in which that began. What is older than an invalidation must not be published after it.
+    """
+
+    key: EmbeddingKey | None
+    epoch: int
 
 
 class Copy(NamedTuple):
@@ -250,13 +264,14 @@ class ItemTable:
             self._let_go(item)
 
     def build_step(
-        self, resident: Container[str], now: float, *, reaches_workers: bool
+        self, resident: Mapping[str, Resident], now: float, *, reaches_workers: bool
     ) -> tuple[int, list[Copy], list[Copy]]:
         """The number of this step, and what its workers load and save: what was allocated, and what was granted and is
-        `resident`, which the engine will not encode.
+        `resident` (by identifier) since before this step, which the engine will not encode.
         """
         for item in list(self._granted.values()):
-            if reaches_workers and item.wanted.identifier in resident:
+            held = resident.get(item.wanted.identifier)
+            if reaches_workers and held is not None and held.key == item.key and self._is_fresh(held.epoch):
                 self._copy(item, Phase.SAVING)
             elif now >= item.since + GRANT_PATIENCE_S:
                 self.counters["grant_unused"] += 1

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from mmcache.agent import messages
 from mmcache.agent.link import AgentLink
 from mmcache.agent.staging import Staging
-from mmcache.integrations.vllm.items import ItemTable, Wanted
+from mmcache.integrations.vllm.items import ItemTable, Resident, Wanted
 from mmcache.integrations.vllm.worker import Report, Step
 
 _log = logging.getLogger(__name__)
@@ -83,9 +83,11 @@ class SchedulerSide:
         self._requests: dict[str, _Seen] = {}
         self._asking: _Seen | None = None
         self._deferred_since: dict[str, float] = {}
-        self._resident: set[str] = set()
-        """What the engine holds. It may hold less, when its cache was reset: `has` then tells."""
-        self._allocated: set[str] = set()
+        self._resident: dict[str, Resident] = {}
+        """By identifier, what the engine holds. It may hold less, when its cache was reset: `has` then tells."""
+        self._allocated: dict[str, Resident] = {}
+        self._undescribed = False
+        """Whether a request was deferred since the last step because what it wants is not known yet."""
         self._unavailable: set[str] = set()
         self._returned: dict[int, Report] = {}
 
@@ -95,6 +97,7 @@ class SchedulerSide:
         if seen is None or len(seen.wanted) != len(request.mm_features):
             wanted = self._describe(request)
             if wanted is None:
+                self._undescribed = True
                 return False
             seen = _Seen(wanted, max((item.end for item in wanted), default=0))
             self._requests[request.request_id] = seen
@@ -119,7 +122,7 @@ class SchedulerSide:
 
     def has(self, identifier: str) -> bool:
         """Whether the request that was last asked about can load this item, which the engine does not hold."""
-        self._resident.discard(identifier)
+        self._resident.pop(identifier, None)
         for item in self._asking.wanted if self._asking is not None else ():
             if item.identifier == identifier:
                 return self._table.has(item)
@@ -127,23 +130,26 @@ class SchedulerSide:
 
     def allocated(self, request: Request, index: int) -> None:
         """The engine loads or encodes it in this step, and holds it then."""
-        self._allocated.add(request.mm_features[index].identifier)
-        if (seen := self._requests.get(request.request_id)) is not None and index < len(seen.wanted):
-            self._table.allocated(seen.wanted[index])
+        seen = self._requests.get(request.request_id)
+        wanted = seen.wanted[index] if seen is not None and index < len(seen.wanted) else None
+        epoch = self._staging.epoch if self._staging is not None else -1
+        self._allocated[request.mm_features[index].identifier] = Resident(wanted.key if wanted else None, epoch)
+        if wanted is not None:
+            self._table.allocated(wanted)
 
     def build_step(self, *, freed: Sequence[str], reaches_workers: bool) -> Step:
         """What the workers copy in this step. `freed` is what the engine holds no longer."""
-        self._resident.difference_update(freed)
-        self._resident |= self._allocated
-        self._allocated.clear()
-        if not reaches_workers and self._table.deferring and self._link is not None:
+        for identifier in freed:
+            self._resident.pop(identifier, None)
+        if not reaches_workers and (self._table.deferring or self._undescribed):
             self._send()
-            self._link.wait(IDLE_WAIT_S)
+            self._wait()
+        self._undescribed = False
         now = time.monotonic()
         self._hear(now)
-        # Nothing is published from what the engine holds: one identifier may stand for several keys (a LoRA that was
-        # reloaded under its name, a uuid under another salt), and which of them was encoded is not known here.
-        number, loads, saves = self._table.build_step((), now, reaches_workers=reaches_workers)
+        number, loads, saves = self._table.build_step(self._resident, now, reaches_workers=reaches_workers)
+        self._resident |= self._allocated  # what this step loads or encodes is there from the next one on
+        self._allocated.clear()
         self._send()
         return Step(number, tuple(loads), tuple(saves))
 
@@ -190,6 +196,12 @@ class SchedulerSide:
         if not self._mapped and self._staging is not None:
             self._mapped = self._staging.workers_mapped(self._workers)
         return self._mapped and self._link is not None and self._link.agent_lives
+
+    def _wait(self) -> None:
+        if self._link is not None:
+            self._link.wait(IDLE_WAIT_S)
+        else:
+            time.sleep(IDLE_WAIT_S)
 
     def _hear(self, now: float) -> None:
         if self._link is None:

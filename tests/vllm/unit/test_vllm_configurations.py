@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from PIL import Image
 from vllm.config import ECTransferConfig, VllmConfig
+from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
 from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.renderers import renderer_from_config
 
 from mmcache.integrations.vllm.adapters import LoraDigests, NoDigest
+from mmcache.integrations.vllm.assembly import ItemReport
 from mmcache.integrations.vllm.identity import EncoderIdentity, request_key
 from mmcache.integrations.vllm.settings import ConnectorSettings
 from mmcache.integrations.vllm.widths import expected_widths
@@ -119,6 +122,16 @@ def test_engines_that_number_their_items_give_different_ones_one_name_and_share_
 def test_and_share_those_that_have_a_uuid(engine: Engine) -> None:
     config = engine(**NUMBERING)
     assert key_or_reason(config, rendered(config, "red", mm_uuids={"image": ["cat"]})).mm_hash == "cat"
+
+
+def test_and_tell_a_prefill_engine_nothing_of_what_they_numbered(engine: Engine) -> None:
+    config = engine("ec_producer", **NUMBERING)
+    features = [rendered(config, "red"), rendered(config, "green", mm_uuids={"image": ["cat"]})]
+    report = ItemReport(identity(config), PlaceholderMetadataResolver(config.model_config))
+    told = report.of(SimpleNamespace(mm_features=features))
+    assert told is not None
+    assert told.keys() == {"cat"}
+    assert told["cat"]["item_indices"] == [1]
 
 
 def test_an_encoder_alone_has_no_prefix_cache_and_numbers_too(engine: Engine) -> None:
