@@ -1,0 +1,156 @@
+"""The scheduler's side, between vLLM's hooks and an agent whose answers the tests give."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mmcache.agent.messages import AgentMessage, Ask, EngineMessage, Granted, Missing
+from mmcache.agent.staging import Staging
+from mmcache.integrations.vllm.items import ItemTable, Wanted
+from mmcache.integrations.vllm.scheduler import IDLE_WAIT_S, SchedulerSide
+from mmcache.integrations.vllm.worker import Report
+from mmcache.key import EmbeddingKey
+
+STAGING_BYTES = 1 << 20
+
+
+def wanted(name: str, *, key: str | None = None) -> Wanted:
+    return Wanted(name, EmbeddingKey("model", "1", key or name), 16, (64,), "bfloat16", 2, 100, encodable=True)
+
+
+def request_of(name: str, *items: Wanted) -> Any:
+    features = [SimpleNamespace(identifier=item.identifier) for item in items]
+    return SimpleNamespace(request_id=name, mm_features=features, wanted=list(items))
+
+
+@dataclass
+class Answers:
+    """The link to an agent that says what the test puts into `inbox`."""
+
+    sent: list[EngineMessage] = field(default_factory=list)
+    inbox: list[AgentMessage] = field(default_factory=list)
+    waits: int = 0
+    agent_lives: bool = True
+
+    def send(self, message: EngineMessage) -> bool:
+        self.sent.append(message)
+        return True
+
+    def receive(self) -> Sequence[AgentMessage]:
+        received, self.inbox = self.inbox, []
+        return received
+
+    def wait(self, _seconds: float) -> bool:
+        self.waits += 1
+        return bool(self.inbox)
+
+    def take_death(self) -> bool:
+        return False
+
+    def asked(self) -> list[int]:
+        sent, self.sent = self.sent, []
+        return [item.number for message in sent if isinstance(message, Ask) for item in message.items]
+
+
+@dataclass
+class Engine:
+    """As vLLM's scheduler calls the hooks."""
+
+    side: SchedulerSide
+    link: Answers
+    staging: Staging
+    held: set[str] = field(default_factory=set)
+
+    def step(self, *requests: Any, freed: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+        """One step with these requests, of those that are not deferred; what its workers load and save."""
+        self.held.difference_update(freed)
+        runs = False
+        for request in requests:
+            if not self.side.ensure_available(request, 0):
+                continue
+            runs = True
+            for index, feature in enumerate(request.mm_features):
+                if feature.identifier not in self.held:
+                    self.side.has(feature.identifier)
+                    self.side.allocated(request, index)
+                    self.held.add(feature.identifier)
+        step = self.side.build_step(freed=freed, reaches_workers=runs)
+        if step.loads or step.saves:
+            self.side.step_returned(Report(step.number, 1, {copy.number: (64, 1.0) for copy in step.saves}))
+        return [copy.identifier for copy in step.loads], [copy.identifier for copy in step.saves]
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    name = f"test/{uuid.uuid4()}"
+    worker = Staging.open_as_worker(name, STAGING_BYTES, 0)
+    staging = Staging.open_as_scheduler(name, STAGING_BYTES)
+    staging.set_epoch(1)
+    staging.set_fresh_until(time.clock_gettime(time.CLOCK_BOOTTIME) + 3600.0)
+    link = Answers()
+    table = ItemTable(STAGING_BYTES, is_fresh=staging.is_fresh, loads=True, saves=True, fetch_s=60.0, wait_s=60.0)
+    side = SchedulerSide(
+        staging=staging,
+        link=link,  # type: ignore[arg-type]
+        table=table,
+        describe=lambda request: request.wanted,
+        workers=1,
+        reports=1,
+    )
+    yield Engine(side, link, staging)
+    staging.close()
+    worker.close()
+
+
+def publish_what_is_held_as(engine: Engine, key: str) -> list[str]:
+    """Have "cat" encoded by one request while another asks for it; what a later step saves for that one."""
+    cat, dog = wanted("cat"), wanted("dog")
+    engine.step(request_of("first", cat))
+    [number] = engine.link.asked()
+    engine.link.inbox = [Missing(number, "busy")]
+    other = request_of("other", wanted("cat", key=key), dog)
+    engine.step(request_of("first", cat), other)  # the first encodes it for itself; the other asks for it in that step
+    numbers = engine.link.asked()
+    engine.link.inbox = [Granted(number) for number in numbers]
+    engine.step()
+    return [name for name in engine.step(other)[1] if name == "cat"]
+
+
+def test_a_grant_for_what_the_engine_made_meanwhile_is_published_from_there(engine: Engine) -> None:
+    assert publish_what_is_held_as(engine, "cat") == ["cat"]
+
+
+def test_but_not_under_another_key_of_that_name(engine: Engine) -> None:
+    assert publish_what_is_held_as(engine, "cat-of-another-salt") == []
+
+
+def test_a_step_that_runs_nothing_waits_for_the_agent_while_a_request_is_deferred(engine: Engine) -> None:
+    engine.step()
+    assert engine.link.waits == 0
+    engine.step(request_of("first", wanted("cat")))
+    assert engine.link.waits == 1
+
+
+def test_and_while_it_is_not_known_yet_what_a_request_wants(engine: Engine) -> None:
+    unknown = request_of("first")
+    unknown.mm_features, unknown.wanted = [SimpleNamespace(identifier="cat")], None
+    engine.step(unknown)
+    assert engine.link.waits == 1
+    engine.step()
+    assert engine.link.waits == 1
+
+
+def test_also_where_there_is_no_agent() -> None:
+    table = ItemTable(STAGING_BYTES, is_fresh=lambda _: False, loads=True, saves=True, fetch_s=1.0, wait_s=1.0)
+    side = SchedulerSide(staging=None, link=None, table=table, describe=lambda _: None, workers=1, reports=1)
+    assert not side.ensure_available(request_of("first", wanted("cat")), 0)
+    began = time.monotonic()
+    side.build_step(freed=(), reaches_workers=False)
+    assert time.monotonic() - began >= IDLE_WAIT_S
