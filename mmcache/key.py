@@ -31,7 +31,8 @@ _mm_hasher: Final = hashlib.blake2b(digest_size=DIGEST_BYTES, person=b"mmc1.mm_h
 _fingerprint_encoder = msgspec.msgpack.Encoder(order="deterministic")  # not JSON: there NaN is null and bytes are str
 
 
-def _check_field(name: str, value: object) -> None:
+def check_field(name: str, value: object) -> None:
+    """Raise InvalidKey unless `value` may be the field `name`, which is not mm_hash."""
     if type(value) is not str:  # a subclass may compare as it likes, and is not written to messages
         raise InvalidKey(f"{name} must be a str, not {type(value).__name__}")
     limit = _FIELD_LIMITS[name]
@@ -43,7 +44,8 @@ def _check_field(name: str, value: object) -> None:
         raise InvalidKey(f"{name} may hold printable ASCII without spaces only, got {value!r}")
 
 
-def _check_mm_hash(value: object) -> bytes:
+def check_mm_hash(value: object) -> bytes:
+    """An mm_hash in UTF-8. Raises InvalidKey for what cannot be one."""
     if type(value) is not str:
         raise InvalidKey(f"mm_hash must be a str, not {type(value).__name__}")
     if not value:
@@ -70,9 +72,9 @@ class Scope(msgspec.Struct, frozen=True, array_like=True, cache_hash=True, forbi
 
     def __post_init__(self) -> None:
         for name in ("tenant", "model", "version", "modality"):
-            _check_field(name, getattr(self, name))
+            check_field(name, getattr(self, name))
         if self.lora is not None:
-            _check_field("lora", self.lora)
+            check_field("lora", self.lora)
 
     @property
     def digest(self) -> bytes:
@@ -105,10 +107,10 @@ class EmbeddingKey(msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_
 
     def __post_init__(self) -> None:
         for name in ("model", "version", "modality", "tenant"):
-            _check_field(name, getattr(self, name))
+            check_field(name, getattr(self, name))
         if self.lora is not None:
-            _check_field("lora", self.lora)
-        _check_mm_hash(self.mm_hash)
+            check_field("lora", self.lora)
+        check_mm_hash(self.mm_hash)
 
     @property
     def scope(self) -> Scope:
