@@ -8,7 +8,7 @@ loops succeed, then obeys one JSON object a line (`{"do": "watch", "seconds": 30
     end      end the loops, then the cache; everything that was measured
     close    end the cache, then the loops; the same
 
-`benchmarks.fault_cluster.Engine` is its other end. Without stdin it ends.
+`benchmarks.fault_engine.Engine` is its other end. Without stdin it ends.
 
 What a key must hold follows from its number, and every tensor that a call returns is compared with it.
 """

@@ -2,8 +2,8 @@
 
 Three closed loops of an engine (`get`, `put`, and `get_or_compute` of new keys, nothing local) run before a part is
 killed or stopped, during the outage, and after its return; in a fresh cluster and a fresh process each time. The memory
-lies with a remote owner; engines attach to a near `mooncake_client` that lends none, or embedded. The baseline of a
-call in an outage is the same call before it.
+lies with the owner; engines attach to the sidecar, which lends none, or embedded. The baseline of a call in an outage
+is the same call before it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.fault_cluster import PARTS, Engine, FaultCluster
+from benchmarks.fault_engine import Engine
 from benchmarks.fault_load import KINDS, Options, Sample
+from benchmarks.parts import PARTS, Part, Parts
 
 FAULTS = ("kill", "stop", "restart")
 ATTACH = ("sidecar", "embedded")
@@ -38,15 +39,14 @@ REATTACHED_SECONDS = 14.0
 stopped for 10 s may have forgotten its engines' memory as well."""
 
 
-def inject(cluster: FaultCluster, part: str, fault: str, outage: float) -> tuple[float, float, float]:
+def inject(victim: Part, fault: str, outage: float) -> tuple[float, float, float]:
     """Break one part and mend it: when it broke, when its mending began, and when it was back."""
-    victim = cluster.parts[part]
     broken = time.monotonic()
     if fault == "stop":
         victim.stop()
         time.sleep(outage)
         mending = time.monotonic()
-        victim.go_on()
+        victim.resume()
         return broken, mending, mending
     victim.kill()
     if fault == "kill":
@@ -58,14 +58,14 @@ def inject(cluster: FaultCluster, part: str, fault: str, outage: float) -> tuple
 
 def scenario(part: str, fault: str, attach: str, outage: float, options: Options) -> dict[str, Any]:
     """One fault with one engine: its figures, and its samples with times relative to the fault."""
-    with FaultCluster(SEGMENT_BYTES) as cluster, Engine(cluster.config(attach), options) as engine:
+    with Parts(owner_bytes=SEGMENT_BYTES) as parts, Engine(parts.config_for(attach), options) as engine:
         engine.wait_ready()
         time.sleep(BEFORE_SECONDS)
-        broken, mending, returned = inject(cluster, part, fault, outage)
+        broken, mending, returned = inject(parts.parts[part], fault, outage)
         engine.ask("watch", seconds=WATCH_SECONDS, within_seconds=WATCH_SECONDS + 30.0)
         time.sleep(AFTER_SECONDS)
         report = engine.ask("end", within_seconds=300.0)
-    reattached = part == "near" and (fault != "stop" or report["stats"].get("attachment_lost", 0))
+    reattached = part == "sidecar" and (fault != "stop" or report["stats"].get("attachment_lost", 0))
     bar = REATTACHED_SECONDS if reattached else BACK_SECONDS
     calls = []
     for kind in KINDS:
@@ -229,7 +229,7 @@ def main() -> None:
         for part in arguments.parts:
             for fault in arguments.faults:
                 for attach in arguments.attach:
-                    if part == "near" and attach == "embedded":
+                    if part == "sidecar" and attach == "embedded":
                         continue  # it has no part in that
                     status.update(f"{part}, {fault}, {attach}")
                     figures["scenarios"].append(scenario(part, fault, attach, arguments.outage, options))

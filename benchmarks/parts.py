@@ -37,10 +37,12 @@ from mmcache.store.launch import (
     segments,
 )
 
+PARTS = ("master", "owner", "sidecar", "controller")
 START_SECONDS = 60.0
 _HOST = "127.0.0.1"
 _PORTS = range(20_000, 32_000)
-"""Below the ports that the system gives to outgoing connections: one of those would keep a part from coming back."""
+"""Below the ports that the system gives to outgoing connections: one of those would keep a part from coming back, and
+a client that looks for a dead part would connect to itself sooner or later."""
 
 
 class Part:
@@ -49,6 +51,7 @@ class Part:
     Args:
         command: its command line, the same at each start.
         ready: whether it serves. Asked while it is waited for; says False while it does not.
+        environment: besides this process's.
     """
 
     def __init__(
@@ -58,8 +61,8 @@ class Part:
         *,
         address: str,
         folder: Path,
-        environment: Mapping[str, str],
         ready: Callable[[], bool],
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.address = address
@@ -67,7 +70,7 @@ class Part:
         self.is_stopped = False
         self._command = list(command)
         self._folder = folder
-        self._environment = environment
+        self._environment = without_settings(mooncake_environment({**os.environ, **(environment or {})}))
         self._ready = ready
         self._child: Child | None = None
 
@@ -169,11 +172,12 @@ class Parts:
         client, controller, store: settings of those sections, besides the addresses.
         master_options: for the master's command line.
         environment: for all parts, besides this process's.
+        via: given `master` or `controller` and its address, the address under which sidecar and clients reach it.
         folder: where logs and configuration files go; by default a temporary one, which goes with the cluster.
 
     Attributes:
-        config: a client's configuration file.
-        parts: all of them by name; also the attributes `master`, `owner`, `sidecar` and `controller`.
+        config: a client's configuration file; `config_for` makes others.
+        parts: all of them by their names in `PARTS`; also the attributes `master`, `owner`, `sidecar` and `controller`.
     """
 
     def __init__(
@@ -186,6 +190,7 @@ class Parts:
         store: Mapping[str, Any] | None = None,
         master_options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        via: Callable[[str, str], str] = lambda _, address: address,
         folder: Path | None = None,
     ) -> None:
         if not owner_bytes + sidecar_bytes:
@@ -194,15 +199,16 @@ class Parts:
         self.folder = (folder or Path(self._temporary.name if self._temporary else "")).absolute()
         master, metrics, owner, sidecar, control = (f"{_HOST}:{port}" for port in free_ports(5))
         self.metrics = metrics
-        self._environment = without_settings(mooncake_environment({**os.environ, **(environment or {})}))
+        via_master, via_control = via("master", master), via("controller", control)
+        self._environment = environment
         lease_s = float((store or {}).get("lease", 10.0))
         self._sections: dict[str, dict[str, Any]] = {
-            "store": {**(store or {}), "master": master, "sidecar": sidecar},
-            "control": {"address": f"tcp://{control}"},
+            "store": {**(store or {}), "master": via_master, "sidecar": sidecar},
+            "control": {"address": f"tcp://{via_control}"},
             "client": dict(client or {}),
             "controller": {**(controller or {}), "bind": f"tcp://{control}"},
         }
-        self.config = self.write_config("client.yaml")
+        self.config = self.config_for("auto")
         lent = [nbytes for nbytes in (owner_bytes, sidecar_bytes) if nbytes]
         self.master = self._part(
             "master",
@@ -219,9 +225,10 @@ class Parts:
         )
         self.sidecar = self._part(
             "sidecar",
-            owner_command(master=master, port=_port(sidecar), segment_bytes=sidecar_bytes),
+            owner_command(master=via_master, port=_port(sidecar), segment_bytes=sidecar_bytes),
             sidecar,
-            lambda: rpc_answers(sidecar) and len(segments(metrics)) >= bool(sidecar_bytes),
+            # Without memory of its own it serves whether or not the master answers.
+            lambda: rpc_answers(sidecar) and (not sidecar_bytes or bool(segments(metrics))),
         )
         self.controller = self._part(
             "controller",
@@ -232,11 +239,11 @@ class Parts:
         everybody = (self.master, self.sidecar, self.owner, self.controller)
         self.parts = {part.name: part for part in everybody if owner_bytes or part is not self.owner}
 
-    def write_config(self, name: str, **sections: Mapping[str, Any]) -> Path:
-        """A client's configuration; `store={"attach": "embedded"}` and the like override single settings."""
-        path = self.folder / name
-        merged = {section: {**values, **sections.get(section, {})} for section, values in self._sections.items()}
-        path.write_text(json.dumps(merged, indent=2))  # JSON is YAML
+    def config_for(self, attach: str) -> Path:
+        """The configuration file of a client that attaches so: `auto`, `sidecar` or `embedded`."""
+        path = self.folder / f"client-{attach}.yaml"
+        sections = {**self._sections, "store": {**self._sections["store"], "attach": attach}}
+        path.write_text(json.dumps(sections, indent=2))  # JSON is YAML
         return path
 
     def start(self) -> None:
@@ -280,7 +287,7 @@ class Parts:
         self.end()
 
     def _part(self, name: str, command: Sequence[str], address: str, ready: Callable[[], bool]) -> Part:
-        return Part(name, command, address=address, folder=self.folder, environment=self._environment, ready=ready)
+        return Part(name, command, address=address, folder=self.folder, ready=ready, environment=self._environment)
 
 
 def free_ports(count: int) -> list[int]:

@@ -117,10 +117,7 @@ class Fleet:
         self._visits = visits
         self._told = told
         self._selector = selectors.DefaultSelector()
-        self._configs = {
-            attach: str(parts.write_config(f"{attach}.yaml", store={"attach": attach}))
-            for attach in ("sidecar", "embedded")
-        }
+        self._configs = {attach: str(parts.config_for(attach)) for attach in ("sidecar", "embedded")}
         self._started = 0
         self._counts: Counter[str] = Counter()
         self._largest: dict[str, float] = {}

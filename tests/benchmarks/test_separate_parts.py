@@ -9,13 +9,13 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.parts import Parts, free_ports
+from benchmarks.parts import PARTS, Parts, free_ports
 from mmcache.store.launch import rpc_answers
 
 
 def test_parts_fail_and_come_back_on_their_ports() -> None:
     with Parts(owner_bytes=32 << 20, sidecar_bytes=0) as parts:
-        assert set(parts.parts) == {"master", "sidecar", "owner", "controller"}
+        assert set(parts.parts) == set(PARTS)
         before = parts.sidecar.pid
         parts.sidecar.kill()
         assert not parts.sidecar.alive

@@ -16,12 +16,13 @@ from namespaces import CLIENT_ADDRESS, SERVER_ADDRESS, Network, answers
 from relay import Relay
 from verdict import hold_nothing, no_more_than, serve_again, unharmed
 
-from benchmarks.fault_cluster import Engine, FaultCluster, Part
+from benchmarks.fault_engine import Engine
 from benchmarks.fault_load import Options
+from benchmarks.parts import Part, Parts
 from mmcache.store.launch import master_command, owner_command
 
 OPTIONS = Options(timeout=0.5, burst=4, pause=0.04, nbytes=16 << 10, pool_bytes=8 << 20)
-MASTER, METRICS, REMOTE, NEAR, CONTROL = range(20_001, 20_006)  # namespaces of our own: nobody else is there
+MASTER, METRICS, OWNER, SIDECAR, CONTROL = range(20_001, 20_006)  # namespaces of our own: nobody else is there
 OUTAGE_SECONDS = 6.0
 
 
@@ -41,12 +42,16 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         master = f"{SERVER_ADDRESS}:{MASTER}"
         commands = {
             "master": (server, MASTER, master_command(rpc_port=MASTER, metrics_port=METRICS, host=SERVER_ADDRESS)),
-            "remote": (
+            "owner": (
                 server,
-                REMOTE,
-                owner_command(master=master, port=REMOTE, segment_bytes=256 << 20, host=SERVER_ADDRESS),
+                OWNER,
+                owner_command(master=master, port=OWNER, segment_bytes=256 << 20, host=SERVER_ADDRESS),
             ),
-            "near": (client, NEAR, owner_command(master=master, port=NEAR, segment_bytes=0, host=CLIENT_ADDRESS)),
+            "sidecar": (
+                client,
+                SIDECAR,
+                owner_command(master=master, port=SIDECAR, segment_bytes=0, host=CLIENT_ADDRESS),
+            ),
             "controller": (
                 server,
                 CONTROL,
@@ -59,11 +64,13 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
             def ready(within: list[str] = within, address: str = address) -> bool:
                 return answers(within, sys.executable, address)
 
-            stack.callback(Part(name, [*within, *command], ready, tmp_path).kill)
+            part = Part(name, [*within, *command], address=address, folder=tmp_path, ready=ready)
+            stack.callback(part.kill)
+            part.start()
         engines = []
         for attach in ("sidecar", "embedded"):
             config = tmp_path / f"client-{attach}.yaml"
-            store = {"master": master, "sidecar": f"{CLIENT_ADDRESS}:{NEAR}", "hostname": CLIENT_ADDRESS}
+            store = {"master": master, "sidecar": f"{CLIENT_ADDRESS}:{SIDECAR}", "hostname": CLIENT_ADDRESS}
             control = {"address": f"tcp://{SERVER_ADDRESS}:{CONTROL}"}
             config.write_text(json.dumps({"store": {**store, "attach": attach}, "control": control}))
             engines.append(stack.enter_context(Engine(config, OPTIONS, within=client)))
@@ -94,8 +101,8 @@ def test_a_controller_that_is_far_away_serves_and_one_that_is_too_far_is_missed_
             relays[name] = stack.enter_context(Relay(address))
             return relays[name].address
 
-        cluster = stack.enter_context(FaultCluster(256 << 20, via=via))
-        engine = stack.enter_context(Engine(cluster.config("sidecar"), OPTIONS))
+        parts = stack.enter_context(Parts(owner_bytes=256 << 20, via=via))
+        engine = stack.enter_context(Engine(parts.config_for("sidecar"), OPTIONS))
         engine.wait_ready()
         relays["controller"].delay = OPTIONS.timeout / 10
         serve_again([engine], OPTIONS)

@@ -1,7 +1,7 @@
 """Each part of a cluster dies, hangs, comes back late or at once and empty: engines miss meanwhile, and go on.
 
 A cluster for each part, all of them broken at the same time, since most of this is waiting. Each has an engine that is
-attached to the sidecar and, but for the near sidecar's, an embedded one.
+attached to the sidecar and, but for the sidecar's own, an embedded one.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from verdict import CLOSE_SECONDS, SLACK_SECONDS, hold_nothing, no_more_than, serve_again, unharmed
 
-from benchmarks.fault_cluster import PARTS, Engine, FaultCluster, Part
+from benchmarks.fault_engine import Engine
 from benchmarks.fault_load import Options
+from benchmarks.parts import PARTS, Part, Parts
 
 OPTIONS = Options(timeout=1.0, burst=4, pause=0.08, nbytes=16 << 10, pool_bytes=8 << 20)
 OUTAGE_SECONDS = 2.0
@@ -27,11 +28,11 @@ class Fleet:
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.victims: list[Part] = []
         self.engines: list[Engine] = []
-        for part in PARTS:
-            cluster = stack.enter_context(FaultCluster(256 << 20))
-            self.victims.append(cluster.parts[part])
-            for attach in ("sidecar",) if part == "near" else ("sidecar", "embedded"):
-                self.engines.append(stack.enter_context(Engine(cluster.config(attach), OPTIONS)))
+        for name in PARTS:
+            parts = stack.enter_context(Parts(owner_bytes=256 << 20))
+            self.victims.append(parts.parts[name])
+            for attach in ("sidecar",) if name == "sidecar" else ("sidecar", "embedded"):
+                self.engines.append(stack.enter_context(Engine(parts.config_for(attach), OPTIONS)))
         for engine in self.engines:
             engine.wait_ready()
 
@@ -46,7 +47,7 @@ class Fleet:
             self.each(Part.stop)
             yield
         finally:
-            self.each(Part.go_on)
+            self.each(Part.resume)
 
 
 @pytest.fixture(scope="module")

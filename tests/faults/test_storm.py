@@ -15,8 +15,9 @@ import pytest
 from relay import Relay
 from verdict import hold_nothing, no_more_than, serve_again, unharmed
 
-from benchmarks.fault_cluster import Engine, FaultCluster
+from benchmarks.fault_engine import Engine
 from benchmarks.fault_load import Options
+from benchmarks.parts import Part, Parts
 
 FAULTS = int(os.environ.get("FAULTS_COUNT", "200"))
 AT_ONCE = 2
@@ -26,10 +27,10 @@ OPTIONS = Options(timeout=0.5, burst=4, pause=0.04, nbytes=16 << 10, pool_bytes=
 class Storm:
     """Breaks parts at random, mends each after a while, and breaks connections off."""
 
-    def __init__(self, cluster: FaultCluster, relays: dict[str, Relay], seed: int) -> None:
+    def __init__(self, parts: dict[str, Part], relays: dict[str, Relay], seed: int) -> None:
         self.injected: Counter[str] = Counter()
         self._random = random.Random(seed)
-        self._parts = cluster.parts
+        self._parts = parts
         self._relays = relays
         self._due: dict[str, float] = {}
         self._starting: set[str] = set()
@@ -65,15 +66,12 @@ class Storm:
     def _mend(self) -> None:
         for name in [name for name, due in self._due.items() if due <= time.monotonic()]:
             del self._due[name]
-            if self._parts[name].child.status is None:
-                self._parts[name].go_on()
-            else:
-                self._parts[name].launch()
+            self._parts[name].resume()
+            if not self._parts[name].alive:
                 self._starting.add(name)
         for name in self._starting:
-            if self._parts[name].child.status is not None:  # it met another fault while it started, and gave up
-                self._parts[name].launch()
-        self._starting = {name for name in self._starting if not self._parts[name].serves()}
+            self._parts[name].launch()  # and again, if it met another fault while it started, and gave up
+        self._starting = {name for name in self._starting if not self._parts[name].ready}
 
 
 def test_no_order_of_faults_harms_an_engine_or_leaves_anything_behind(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,13 +83,13 @@ def test_no_order_of_faults_harms_an_engine_or_leaves_anything_behind(capsys: py
             relays[name] = stack.enter_context(Relay(address))
             return relays[name].address
 
-        cluster = stack.enter_context(FaultCluster(512 << 20, via=via))
-        configs = [cluster.config(attach) for attach in ("sidecar", "embedded")]
+        parts = stack.enter_context(Parts(owner_bytes=512 << 20, via=via))
+        configs = [parts.config_for(attach) for attach in ("sidecar", "embedded")]
         engines = [stack.enter_context(Engine(config, OPTIONS)) for config in configs for _ in range(2)]
         for engine in engines:
             engine.wait_ready()
         before = hold_nothing(engines)
-        storm = Storm(cluster, relays, seed)
+        storm = Storm(parts.parts, relays, seed)
         storm.rage(FAULTS)
         with capsys.disabled():
             print(f"\n{storm.injected.total()} faults, FAULTS_SEED={seed}: {dict(storm.injected)}")

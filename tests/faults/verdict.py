@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks.fault_cluster import Engine
+from benchmarks.fault_engine import Engine
 from benchmarks.fault_load import Options
 
 SLACK_SECONDS = 2.0
