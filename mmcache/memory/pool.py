@@ -206,14 +206,8 @@ class RegisteredPool:
         view = self._memory[block.offset : block.offset + block.nbytes]
         return view if block.state is BlockState.FILLING else view.toreadonly()
 
-    def trim(self, block: Block, nbytes: int) -> None:
-        """Shorten a filling block that nothing was exported from, and give the tail back."""
-        with self._lock, self._lock.mutex:
-            self._require_filler(block)
-            self._trim(block, nbytes)
-            self._serve()
-
     def _trim(self, block: Block, nbytes: int) -> None:
+        """Shorten a filling block that nothing was exported from, and give the tail back."""
         if block.exports:
             raise BlockStateError(f"cannot trim what is exported: {block}")
         if not 0 < nbytes <= block.nbytes:

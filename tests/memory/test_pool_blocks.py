@@ -132,25 +132,27 @@ def test_sizes_that_are_not_positive_are_refused(make_pool, sizes):
     assert pool.stats()["used"] == 0
 
 
-def test_a_trimmed_block_gives_its_tail_back(make_pool):
+def test_a_block_that_is_kept_gives_back_what_was_not_filled(make_pool):
     pool = make_pool(4)
     block = pool.allocate(4 * PAGE, deadline=0)
-    pool.trim(block, PAGE + 1)
+    for nbytes in (0, 4 * PAGE + 1):
+        with pytest.raises(ValueError):
+            pool.keep_many([("name", block, nbytes, None)])
+    kept = pool.keep_many([("name", block, PAGE + 1, None)])
     assert (block.nbytes, len(pool.view(block)), pool.stats()["used"]) == (PAGE + 1, PAGE + 1, 2 * PAGE)
     assert pool.allocate(2 * PAGE, deadline=0).address == block.address + 2 * PAGE
-    for nbytes in (0, PAGE + 2):
-        with pytest.raises(ValueError):
-            pool.trim(block, nbytes)
+    del kept
 
 
-def test_what_is_exported_is_not_trimmed(make_pool):
+def test_what_is_exported_is_not_shortened(make_pool):
     pool = make_pool(2)
     block = pool.allocate(2 * PAGE, deadline=0)
     export = pool.export(block)
     with pytest.raises(BlockStateError, match="exported"):
-        pool.trim(block, PAGE)
+        pool.keep_many([("name", block, PAGE, None)])
     del export
-    pool.trim(block, PAGE)
+    pool.keep_many([("name", block, PAGE, None)])
+    assert block.nbytes == PAGE
 
 
 def test_the_view_is_the_block_and_writable_only_while_filling(make_pool):
@@ -284,7 +286,6 @@ def test_calls_that_the_state_forbids_are_refused(make_pool):
         lambda: other.unhold(block),
         lambda: other.quarantine(block),
         lambda: pool.release(block),
-        lambda: pool.trim(block, 1),
         lambda: pool.keep("again", block, None),
     ):
         with pytest.raises(BlockStateError):
@@ -302,7 +303,7 @@ def test_the_hold_of_an_export_cannot_be_ended_by_name(make_pool):
     pool.unhold(block)
     with pytest.raises(BlockStateError, match="nobody holds"):
         pool.unhold(block)
-    for call in (lambda: pool.release(block), lambda: pool.keep("name", block, None), lambda: pool.trim(block, 1)):
+    for call in (lambda: pool.release(block), lambda: pool.keep("name", block, None)):
         with pytest.raises(BlockStateError, match="its filler holds"):
             call()
     assert block.state is BlockState.FILLING

@@ -106,13 +106,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.forget(name) is (self.table.pop(name, None) is not None)
 
     @precondition(lambda self: self.filling)
-    @rule(data=st.data(), verb=st.sampled_from(["release", "quarantine", "trim"]))
+    @rule(data=st.data(), verb=st.sampled_from(["release", "quarantine"]))
     def end_filling(self, data, verb):
         block = data.draw(st.sampled_from(self.filling))
-        if verb == "trim":
-            if all(exported is not block for exported, _ in self.exports):
-                self.pool.trim(block, data.draw(st.integers(1, block.nbytes)))
-            return
         getattr(self.pool, verb)(block)
         self.filling.remove(block)
         if verb == "quarantine":

@@ -23,7 +23,7 @@ def test_a_waiter_gets_what_is_released(make_pool):
     assert [given.address for given in waiting.result()] == [block.address]
 
 
-@pytest.mark.parametrize("how", ["unhold", "forget", "trim", "export", "keep", "keep_many"])
+@pytest.mark.parametrize("how", ["unhold", "forget", "export", "keep", "keep_many"])
 def test_whatever_makes_room_wakes_the_waiter(make_pool, how):
     pool = make_pool(2)
     block = pool.allocate(2 * PAGE, deadline=0)
@@ -35,8 +35,8 @@ def test_whatever_makes_room_wakes_the_waiter(make_pool, how):
         export = pool.export(block)
         pool.unhold(block)
     if how == "keep":
-        pool.trim(block, PAGE)
-        pool.keep("name", block, None)
+        pool.release(block)
+        pool.keep("name", pool.allocate(PAGE, deadline=0), None)
         block = pool.allocate(PAGE, deadline=0)
     waiting = Waiting(pool, [PAGE])
     assert not waiting.done
@@ -46,8 +46,6 @@ def test_whatever_makes_room_wakes_the_waiter(make_pool, how):
     elif how == "forget":
         pool.forget("name")
         assert not waiting.done
-    elif how == "trim":
-        pool.trim(block, PAGE)
     elif how == "keep":
         pool.keep("name", block, None)  # a duplicate: its block is released
     elif how == "keep_many":
