@@ -73,7 +73,7 @@ class Faults:
         if not idle:
             return
         part = self._choose.choice(idle)
-        kind = self._choose.choices(list(KINDS), KINDS.values())[0]
+        kind = self._choose.choices(list(KINDS), list(KINDS.values()))[0]
         seconds = 0.0
         if kind == "stopped":
             seconds = SHORTEST_STOP_S * (LONGEST_STOP_S / SHORTEST_STOP_S) ** self._choose.random()

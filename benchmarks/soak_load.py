@@ -199,7 +199,7 @@ class Load:
                 resting.clear()
                 continue
             self._release(held, time.monotonic())
-            operation = choose.choices(list(OPERATIONS), OPERATIONS.values())[0]
+            operation = choose.choices(list(OPERATIONS), list(OPERATIONS.values()))[0]
             try:
                 getattr(self, f"_{operation}")(choose, held)
             except Cancelled:

@@ -81,7 +81,8 @@ class Sound(msgspec.Struct, frozen=True, tag=True):
         random = np.random.default_rng([self.seed, 2])
         times = np.arange(round(self.seconds * SAMPLING_RATE)) / SAMPLING_RATE
         tones = [np.sin(2 * np.pi * hertz * times * (1 + times)) for hertz in random.uniform(80, 2000, size=4)]
-        return np.sum(tones, axis=0).astype(np.float32) / len(tones)
+        samples: Array = np.sum(tones, axis=0).astype(np.float32) / len(tones)
+        return samples
 
     def part(self) -> dict[str, Any]:
         """As a part of a message to the chat API."""

@@ -160,7 +160,7 @@ def _write_tokenizer(folder: Path, special: Sequence[str], chat: str) -> dict[st
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in special])
-    wrapped = PreTrainedTokenizerFast(
+    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
@@ -172,7 +172,7 @@ def _write_tokenizer(folder: Path, special: Sequence[str], chat: str) -> dict[st
     path = folder / "tokenizer_config.json"
     # Not the class that this release of transformers writes there: processors take this name, too.
     _write_json(path, json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"})
-    return {word: tokenizer.token_to_id(word) for word in special}
+    return {word: number for word in special if (number := tokenizer.token_to_id(word)) is not None}
 
 
 def _write_weights(folder: Path, architecture: Any, config: Any, seed: int, token: dict[str, int]) -> None:
