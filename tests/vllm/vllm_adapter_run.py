@@ -193,6 +193,7 @@ def main() -> None:
     engine.step_until("published", 2)
     encoded = list(engine.encoded)
     engine.freed = list(engine.cache)
+    engine.step(None, encode)  # vLLM, too, tells of what it freed at the end of a step
     engine.serve(request_of("second", "two", "one"), encode)
     loaded = {name: bool(torch.equal(engine.cache[name], made[name])) for name in ("one", "two")}
     engine.serve(request_of("third", "one", "three"), encode)
