@@ -33,7 +33,7 @@ def cluster(segment: str) -> Iterator[Cluster]:
     """A cluster whose owner lends `segment` (such as `2GiB`), for the length of a `with` block."""
     with tempfile.TemporaryDirectory(prefix="mmcache-benchmark-") as folder:
         ready = Path(folder) / "ready.json"
-        command = [sys.executable, "-m", "mmcache.cli.main", "up", "--segment", segment]
+        command = [sys.executable, "-m", "mmcache.cli", "up", "--segment", segment]
         command += ["--state-dir", str(Path(folder) / "state"), "--ready-file", str(ready)]
         up = subprocess.Popen(command, env=without_settings(os.environ), stdout=subprocess.DEVNULL)
         try:

@@ -36,7 +36,7 @@ from mmcache.control.messages import (
 from mmcache.controller.core import ControllerCore, ControllerLimits, Effects
 from mmcache.controller.server import serve
 
-CONTROLLER = ("mmcache.cli.main", "controller", "--bind", "tcp://127.0.0.1:0")
+CONTROLLER = ("mmcache.cli", "controller", "--bind", "tcp://127.0.0.1:0")
 LIMITS = {"MMCACHE_CONTROLLER__SESSION_TTL": "3600s", "MMCACHE_CONTROLLER__MAX_ENTRIES": "10000000"}
 """No heartbeats while it is measured; and room for all that is published."""
 

@@ -232,7 +232,7 @@ class Parts:
         )
         self.controller = self._part(
             "controller",
-            [sys.executable, "-m", "mmcache.cli.main", "controller", "-c", str(self.config)],
+            [sys.executable, "-m", "mmcache.cli", "controller", "-c", str(self.config)],
             control,
             lambda: port_answers(control),
         )

@@ -86,7 +86,7 @@ class Controller:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "mmcache.cli.main", "controller", "-c", str(self._config)],
+                [sys.executable, "-m", "mmcache.cli", "controller", "-c", str(self._config)],
                 stdout=log,
                 stderr=log,
             )

@@ -73,7 +73,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mmcache-example-") as folder:
         try:
             config = Path(folder) / "client.yaml"
-            up = [sys.executable, "-m", "mmcache.cli.main", "up", "--state-dir", folder]
+            up = [sys.executable, "-m", "mmcache.cli", "up", "--state-dir", folder]
             children.append(subprocess.Popen(up, start_new_session=True))
             wait_for("the cluster", config.exists, children[-1])
             for number, role in enumerate(roles):

@@ -118,7 +118,7 @@ class Cluster:
         addresses, ports = self.addresses, self._ports
         lease_ms = round(self._settings.store.lease * 1000)
         # The controller needs nobody to start, and Python takes the longest.
-        controller = self._start("controller", self._python("mmcache.cli.main", "controller", "-c"))
+        controller = self._start("controller", self._python("mmcache.cli", "controller", "-c"))
         master = self._start(
             "master",
             master_command(rpc_port=ports.master, metrics_port=ports.metrics, host=LOOPBACK, lease_ms=lease_ms),

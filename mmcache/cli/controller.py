@@ -55,6 +55,8 @@ def _serve(settings: Settings) -> None:
     try:
         serve(settings.controller.bind, new_core(limits), ready=lambda address: typer.echo(f"controller at {address}"))
     except OSError as error:
+        if error.filename != settings.controller.bind:  # of the output, say
+            raise
         raise ClusterError(f"cannot listen at {settings.controller.bind}: {error.strerror}") from error
 
 

@@ -44,7 +44,3 @@ def main(
     ] = False,
 ) -> None:
     """A shared cache of multimodal embeddings for disaggregated serving, on Mooncake Store."""
-
-
-if __name__ == "__main__":
-    app()

@@ -55,15 +55,22 @@ class Signals:
 def orderly_end() -> Iterator[None]:
     """Within the block, signals that end a process raise SystemExit, so that what was begun is ended as well.
 
-    Its status is 128 and the signal's number, also for Ctrl-C. One that was ignored (`nohup`) stays ignored.
+    Its status is 128 and the signal's number, also for Ctrl-C, and also when what the signal struck made an exception
+    of its own of it, as modules in C do that are being imported. One that was ignored (`nohup`) stays ignored.
     """
+    ends: list[int] = []
 
     def end(number: int, _: FrameType | None) -> NoReturn:
-        sys.exit(128 + number)
+        ends.append(128 + number)
+        sys.exit(ends[0])
 
     previous = {number: signal.signal(number, end) for number in STOPS if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield
+    except Exception:
+        if ends:
+            sys.exit(ends[0])
+        raise
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import threading
 import time
+from collections.abc import Iterator
+from types import FrameType
 from typing import Final, Protocol
 
 from mmcache.errors import StoreUnavailable
@@ -67,6 +70,7 @@ _CLIENT_DEFAULTS: Final = {
     "MC_LOG_LEVEL": "ERROR",
     "MC_STORE_CLIENT_SETUP_RETRIES": "1",  # of 20, over which `setup` would hold the GIL for two minutes
 }
+_STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FIRST_PING_PAUSE_S: Final = 0.002
 _RETURN_TIMEOUT_S: Final = 0.5
 _CALM_TIMEOUT_S: Final = 3.0
@@ -181,12 +185,35 @@ def _new_client() -> Binding:
     for name, value in mooncake_environment(_CLIENT_DEFAULTS).items():
         os.environ.setdefault(name, value)  # for good: some are read at the first transfer only
     try:
-        from mooncake.store import MooncakeDistributedStore  # noqa: PLC0415
+        with _signals_later():
+            from mooncake.store import MooncakeDistributedStore  # noqa: PLC0415
     except ImportError as error:
         raise StoreUnavailable(_explain(error)) from error
     client: Binding = MooncakeDistributedStore()
     _quieten()
     return client
+
+
+@contextlib.contextmanager
+def _signals_later() -> Iterator[None]:
+    """Call handlers of signals that ask a process to end after the block, not within it.
+
+    What one raises while Mooncake is imported becomes an ImportError, and no later import succeeds in this process.
+    """
+    if threading.current_thread() is not threading.main_thread():  # others run no handlers
+        yield
+        return
+    handlers = {number: handler for number in _STOPS if callable(handler := signal.getsignal(number))}
+    came: list[tuple[int, FrameType | None]] = []
+    for number in handlers:
+        signal.signal(number, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for stop, frame in came:
+            handlers[signal.Signals(stop)](stop, frame)
 
 
 def _quieten() -> None:

@@ -29,7 +29,7 @@ def runs(pid: int) -> bool:
 def mmcache(*arguments: str, **environ: str) -> list[Any]:
     """Arguments for subprocess: the command, and an environment in which only `environ` sets anything of ours."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MMCACHE_")}
-    return [[sys.executable, "-m", "mmcache.cli.main", *arguments], {**inherited, **environ}]
+    return [[sys.executable, "-m", "mmcache.cli", *arguments], {**inherited, **environ}]
 
 
 class Up:

@@ -20,7 +20,7 @@ from mmcache.cli.demo.protocol import Answer, Command, Finish, Finished, Read, R
 from mmcache.cli.main import app
 from mmcache.key import EmbeddingKey
 
-DEMO = [sys.executable, "-m", "mmcache.cli.main", "demo"]
+DEMO = [sys.executable, "-m", "mmcache.cli", "demo"]
 
 
 @pytest.fixture

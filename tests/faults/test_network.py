@@ -55,7 +55,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
             "controller": (
                 server,
                 CONTROL,
-                [sys.executable, "-m", "mmcache.cli.main", "controller", "--bind", f"tcp://{SERVER_ADDRESS}:{CONTROL}"],
+                [sys.executable, "-m", "mmcache.cli", "controller", "--bind", f"tcp://{SERVER_ADDRESS}:{CONTROL}"],
             ),
         }
         for name, (within, port, command) in commands.items():

@@ -38,7 +38,7 @@ class DemoCluster:
 
     def __enter__(self) -> DemoCluster:
         ready = self._directory / "ready.json"
-        command = [sys.executable, "-m", "mmcache.cli.main", "up", "--segment", SEGMENT]
+        command = [sys.executable, "-m", "mmcache.cli", "up", "--segment", SEGMENT]
         command += ["--state-dir", str(self.client_file.parent), "--ready-file", str(ready)]
         self._child = Child("up", command, directory=self._directory, environment=without_settings(os.environ))
         try:
