@@ -6,12 +6,14 @@ Closed while calls succeed. Open from a failure on: nobody calls any more, and o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 PATIENCE_S: Final = 0.05
 """A failure opens the breaker if its call had waited this long; quicker ones only when several come in a row."""
 QUICK_FAILURES: Final = 3
+FLOOR_S: Final = 0.1
+"""What is well may take so long for an answer: that a caller had less time to wait for it proves nothing."""
 PROBE_S: Final = 0.25
 PROBE_MOST_S: Final = 1.0
 """Between probes, give or take half of it, so that a fleet does not probe in step."""
@@ -50,6 +52,11 @@ class Breaker:
         self._probes = 0
         self.probe_at = now + self._pause() if now - self._closed_at < RELAPSE_S else now
         return True
+
+    def unanswered(self, began: Iterable[float], now: float) -> bool:
+        """Calls that began then have had no answer yet, though a caller gave up. Returns whether that opened it."""
+        overdue = [then for then in began if now - then >= FLOOR_S and then >= self._closed_at]
+        return bool(overdue) and self.failed(min(overdue), now)
 
     def succeeded(self) -> None:
         """A call was answered. While it is open that proves nothing: the call may have begun before the trouble."""

@@ -30,9 +30,21 @@ class Overloaded(StoreUnavailable):
 class Call(Generic[_Result]):
     """One piece of work that was handed to an I/O thread."""
 
-    __slots__ = ("_disposal", "_done", "_error", "_lock", "_refused", "_result", "_started", "_work", "publishes")
+    __slots__ = (
+        "_disposal",
+        "_done",
+        "_error",
+        "_lock",
+        "_refused",
+        "_result",
+        "_started",
+        "_work",
+        "began",
+        "publishes",
+    )
 
     def __init__(self, work: Callable[[], _Result], *, publishes: bool = False) -> None:
+        self.began = time.monotonic()
         self.publishes = publishes
         self._work: Callable[[], _Result] | None = work
         self._lock = threading.Lock()
@@ -211,6 +223,11 @@ class IoThreads:
         """Its caller waits for this call no more, though it may run on."""
         with self._starting:
             self._left[call] = time.monotonic() + OVERDUE_SECONDS
+
+    def late(self) -> list[float]:
+        """When those calls were handed over that nobody waits for any more, and that still run."""
+        with self._starting:
+            return [call.began for call in self._left if call.running]
 
     def _stuck(self) -> bool:
         """Whether every thread has been at a call for long that nobody waits for any more."""

@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from mmcache.client.attachment import Attacher, Attachment
@@ -85,19 +85,29 @@ class StoreHealth:
         unanswered = sum(outcome is not Outcome.OK and outcome in UNANSWERED for outcome in outcomes)
         if not unanswered:
             self._breaker.succeeded()
+        elif all(outcome is Outcome.TIMED_OUT for outcome in outcomes):
+            self.timed_out(began)
         elif unanswered == len(outcomes):
             self.failed(began)
 
-    def timed_out(self, began: float, names: Sequence[str] = ()) -> None:
-        """A call that began then, a read of these names, had not ended at its deadline."""
+    def timed_out(self, began: float, names: Sequence[str] = (), late: Sequence[float] = ()) -> None:
+        """A call that began then, a read of these names, had not ended at its deadline.
+
+        Args:
+            late: when those calls began that nobody waits for any more, and that have not ended either: one caller's
+                deadline may be too short to tell anything, but not what became of its call since.
+        """
         if time.monotonic() - began >= PATIENCE_S:
             self.remember(names)
-        self.failed(began)
+        self._judge(lambda now: self._breaker.unanswered([began, *late], now))
 
     def failed(self, began: float) -> None:
         """A call that began then got no answer at all."""
+        self._judge(lambda now: self._breaker.failed(began, now))
+
+    def _judge(self, opens: Callable[[float], bool]) -> None:
         with self._lock:
-            if self._closing or not self._breaker.failed(began, time.monotonic()):
+            if self._closing or not opens(time.monotonic()):
                 return
             self.open = True
             self._counters.add("breaker", reason="store")

@@ -308,7 +308,7 @@ class Publisher:
             )
         except DeadlineExceeded:
             results.update((name, dropped("deadline")) for name in names)
-            self._health.timed_out(began)
+            self._health.timed_out(began, late=self._io.late())
             return []
         self._health.ended([result.outcome for result in landed], began)
         put: list[_Staged] = []

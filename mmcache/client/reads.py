@@ -279,7 +279,7 @@ class Reader:
             )
         except DeadlineExceeded:
             batch.miss(wanted, "deadline")
-            self._health.timed_out(began)
+            self._health.timed_out(began, late=self._io.late())
             return
         batch.miss([item for item, size in zip(wanted, real_sizes, strict=True) if size is None], ABSENT)
         sized = [item._replace(nbytes=size) for item, size in zip(wanted, real_sizes, strict=True) if size is not None]
@@ -319,7 +319,7 @@ class Reader:
                     arrivals = transfer.arrivals()
                 except DeadlineExceeded:
                     batch.miss(transfer.wanted, "deadline")
-                    self._health.timed_out(began, [item.name for item in transfer.wanted])
+                    self._health.timed_out(began, [item.name for item in transfer.wanted], self._io.late())
                 else:
                     self._health.ended([arrival.result.outcome for arrival in arrivals], began)
                     larger += self._accept(transfer, arrivals, batch)

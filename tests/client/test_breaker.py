@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mmcache.client.breaker import PATIENCE_S, PROBE_MOST_S, QUICK_FAILURES, RELAPSE_S, Breaker
+from mmcache.client.breaker import FLOOR_S, PATIENCE_S, PROBE_MOST_S, QUICK_FAILURES, RELAPSE_S, Breaker
 
 
 def middle() -> float:
@@ -32,6 +32,29 @@ def test_quick_failures_open_it_only_in_a_row() -> None:
     assert [breaker.failed(began=1.0, now=1.0) for _ in range(QUICK_FAILURES)] == [False] * (QUICK_FAILURES - 1) + [
         True
     ]
+
+
+def test_callers_with_too_little_time_open_it_only_once_a_call_of_theirs_is_overdue() -> None:
+    breaker = Breaker(random=middle)
+    little = FLOOR_S / 8
+    for number in range(7):  # however many, and though none is answered
+        began = 10.0 + number * little
+        assert not breaker.unanswered([began, 10.0][: number + 1], now=began + little / 2)
+    assert breaker.unanswered([10.0 + FLOOR_S, 10.0], now=10.0 + FLOOR_S + little)
+    assert breaker.open
+
+
+def test_a_caller_with_enough_time_opens_it_by_itself() -> None:
+    breaker = Breaker(random=middle)
+    assert breaker.unanswered([10.0], now=10.0 + 2 * FLOOR_S)
+
+
+def test_a_call_that_hangs_since_before_it_closed_does_not_open_it_again() -> None:
+    breaker = Breaker(random=middle)
+    breaker.failed(began=0.0, now=1.0)
+    assert breaker.probe_answered(1.0, 2.0)
+    assert not breaker.unanswered([9.0, 0.0], now=9.0 + FLOOR_S / 2)
+    assert breaker.unanswered([9.0, 0.0, 3.0], now=9.0 + FLOOR_S / 2)
 
 
 def test_probes_that_fail_are_spaced_out_up_to_a_bound_and_one_that_succeeds_closes_it() -> None:
@@ -96,6 +119,13 @@ class BreakerMachine(RuleBasedStateMachine):
     def fail(self, age: float) -> None:
         opened = self.breaker.failed(self.now - age, self.now)
         assert not (opened and self.open)
+        if opened:
+            self.open, self.opened_at = True, self.now
+
+    @rule(ages=st.lists(st.floats(0.0, 30.0), min_size=1))
+    def give_up(self, ages: list[float]) -> None:
+        opened = self.breaker.unanswered([self.now - age for age in ages], self.now)
+        assert not (opened and (self.open or max(ages) < FLOOR_S))
         if opened:
             self.open, self.opened_at = True, self.now
 

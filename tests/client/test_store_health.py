@@ -10,6 +10,7 @@ from cluster import wait_until
 from serving import Serving, key_of, store_of
 
 from mmcache import MMCache
+from mmcache.client.breaker import FLOOR_S, PATIENCE_S
 from mmcache.client.health import FORGET_AFTER_S
 
 LONG = 30.0
@@ -44,6 +45,28 @@ def test_while_a_part_of_the_store_is_stopped_only_the_first_call_waits(
         assert cache.stats()["miss.unavailable"] == before + 2 * MANY
     serves_again(cache)
     assert cache.stats()["breaker.store"] >= 1
+
+
+def test_a_caller_with_very_little_time_takes_the_store_from_nobody_until_its_call_is_overdue(
+    fresh_serving: Serving,
+) -> None:
+    cache = fresh_serving.connect(local_entries=False)
+    assert cache.put(key_of("there"), torch.ones(10)).readable
+    short = (PATIENCE_S + FLOOR_S) / 2
+    with fresh_serving.sidecar.stopped():
+        started = time.monotonic()
+        assert cache.get(key_of("there"), timeout=short) is None
+        stats, took = cache.stats(), time.monotonic() - started
+        assert stats["store.open"] == 0 or took >= FLOOR_S  # this process may have stood still meanwhile
+        assert stats["miss.deadline"] == 1
+        wait_until(
+            lambda: cache.get(key_of(time.monotonic_ns()), timeout=short) is None and cache.stats()["store.open"] == 1,
+            timeout=LONG,
+            what="the breaker's opening, by calls that have little time",
+        )
+        for _ in range(MANY):
+            assert cache.get(key_of("there"), timeout=60.0) is None
+    serves_again(cache)
 
 
 def test_names_that_could_not_be_read_are_left_alone_for_seconds_while_the_store_serves_others(
