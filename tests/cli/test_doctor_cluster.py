@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,8 +22,9 @@ from up_process import Up, mmcache
 
 from mmcache.cli.doctor import network
 from mmcache.cli.doctor.children import Ended
+from mmcache.cli.doctor.examination import wait_for_cluster
 from mmcache.cli.doctor.finding import Status
-from mmcache.config import Settings, StoreSettings
+from mmcache.config import Settings, StoreSettings, load
 from mmcache.control.messages import HelloAgain, Refused, Welcome, encode
 
 
@@ -108,7 +110,20 @@ def test_wait_that_is_over_says_what_still_fails(serving: Serving) -> None:
     assert ran.status == 1
     assert statuses(ran)["master"] == statuses(ran)["put and read"] == "failing"
     assert (statuses(ran)["controller"], statuses(ran)["sidecar"]) == ("ok", "ok")
-    assert "did not serve within" in ran.err
+    told = re.search(r"The cluster did not serve within (\d+\.\d) s\. (.*)", ran.err)
+    assert told is not None
+    assert float(told[1]) >= 2.0
+    assert f"master: {serving.store.master.address} accepts connections and does not answer" in told[2]
+    assert "put and read: not tried: no answer from the master" in told[2]
+    assert "sidecar" not in told[2]
+
+
+def test_a_wait_tells_what_it_waits_for_and_since_when(serving: Serving) -> None:
+    said: list[str] = []
+    with serving.store.master.stopped():
+        wait_for_cluster(load(serving.config), 1.0, progress=said.append)
+    assert re.match(r"waited \d+ of 1 s; master: \S+ accepts connections and does not answer", said[0])
+    assert said[-1].endswith("put and read: not tried: no answer from the master")
 
 
 def test_a_controller_that_is_stopped_does_not_keep_the_store_from_being_tried(serving: Serving) -> None:

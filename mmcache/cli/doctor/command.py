@@ -77,11 +77,10 @@ def _waited(config: Path | None, seconds: float, progress: Callable[[str], None]
         raise InputError(f"--wait needs a configuration: give --config FILE or set {CONFIG_VARIABLE}")
     settings = load(config)
     progress(f"waiting up to {seconds:g} s for the cluster")
-    findings, took_s = wait_for_cluster(
-        settings, seconds, progress=lambda line: progress(f"waiting up to {seconds:g} s: {escape(line)}")
-    )
-    if any(finding.status is Status.FAILING for finding in findings):
-        typer.echo(f"The cluster did not serve within {took_s:.1f} s.", err=True)
+    findings, took_s = wait_for_cluster(settings, seconds, progress=lambda line: progress(escape(line)))
+    silent = [f"{finding.name}: {finding.detail}" for finding in findings if finding.status is Status.FAILING]
+    if silent:
+        typer.echo(f"The cluster did not serve within {took_s:.1f} s. {'; '.join(silent)}.", err=True)
     return {"cluster": findings}
 
 

@@ -145,7 +145,8 @@ def wait_for_cluster(
         for finding in network_checks(settings, seconds_left=lambda: deadline - time.monotonic()):
             findings.append(finding)
             if finding.status is Status.FAILING:
-                progress(f"{finding.name}: {finding.detail}")
+                waited_s = time.monotonic() - started
+                progress(f"waited {waited_s:.0f} of {seconds:g} s; {finding.name}: {finding.detail}")
         left = deadline - time.monotonic()
         if left <= 0 or not any(finding.status is Status.FAILING for finding in findings):
             return findings, time.monotonic() - started
