@@ -9,10 +9,14 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from cluster import free_port
+from cluster import MooncakeProcesses, free_port, wait_until
 from commands import run
 from serving import Serving, key_of
 from up_process import mmcache
+
+from mmcache.cli.stats.observer import Observer
+from mmcache.config import load
+from mmcache.store.launch import segments
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +80,49 @@ def test_a_controller_that_is_stopped_costs_the_session_and_nothing_else(serving
         process.send_signal(signal.SIGCONT)
     assert (ran.status, ran.json["serves"], ran.json["controller"]["fresh"]) == (1, False, False)
     assert ran.json["store"]["attached"]
+
+
+def test_an_owner_that_is_stopped_is_named_once_the_master_counts_its_memory_no_more() -> None:
+    with MooncakeProcesses() as store:
+        store.start_master(options=("--client_ttl=1",))
+        owner = store.start_owner(64 << 20)
+        environ = {
+            "MMCACHE_STORE__MASTER": store.master.address,
+            "MMCACHE_STORE__METRICS": store.metrics,
+            "MMCACHE_STORE__SIDECAR": owner.address,
+            "MMCACHE_CONTROL__ADDRESS": f"tcp://127.0.0.1:{free_port()}",
+        }
+        with owner.stopped():
+            wait_until(lambda: not segments(store.metrics), timeout=30, what="the end of the master's patience")
+            ran = run("stats", "--json", **environ)
+            told = run("stats", **environ).out
+    trouble = ran.json["store"]["memory_trouble"]
+    assert f"sidecar: {owner.address} accepts connections and does not answer" in trouble
+    assert trouble in told
+    assert "lends" not in told
+
+
+def test_where_no_memory_is_counted_and_nobody_here_is_silent_both_reasons_are_told() -> None:
+    with MooncakeProcesses() as store:
+        store.start_master()
+        ran = run(
+            *("stats", "--json"),
+            MMCACHE_STORE__MASTER=store.master.address,
+            MMCACHE_STORE__METRICS=store.metrics,
+            MMCACHE_CONTROL__ADDRESS=f"tcp://127.0.0.1:{free_port()}",
+        )
+    assert ran.json["store"]["attached"]
+    assert ran.json["store"]["memory_trouble"].startswith("start a mooncake_client; one that is stopped")
+
+
+def test_a_part_that_stops_between_two_looks_is_named(serving: Serving) -> None:
+    with Observer(load(serving.config)) as observer:
+        assert observer.look().store.attached
+        with serving.sidecar.stopped():
+            store = observer.look().store
+        assert not store.attached
+        assert "attached, but sidecar: " in store.trouble
+        assert "master: " not in store.trouble
 
 
 def test_watch_looks_again_over_one_session_until_ctrl_c_and_ends_it(serving: Serving) -> None:

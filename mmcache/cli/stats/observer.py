@@ -9,6 +9,8 @@ from types import TracebackType
 
 import msgspec
 
+from mmcache.cli.doctor.finding import Status
+from mmcache.cli.doctor.network import mooncake_process
 from mmcache.cli.sessions import why_no_session
 from mmcache.config import Settings
 from mmcache.control.channel import ControlChannel
@@ -17,6 +19,7 @@ from mmcache.store.launch import Segment, master_is_ready, segments
 from mmcache.store.mooncake import MooncakeStore
 
 _REGION_BYTES = 1 << 16
+_NO_MEMORY = "start a mooncake_client; one that is stopped or hangs elsewhere is not counted either"
 
 
 class Controller(msgspec.Struct, frozen=True):
@@ -47,6 +50,8 @@ class Store(msgspec.Struct, frozen=True):
     capacity_bytes: int | None = None
     used_bytes: int | None = None
     segments: list[Segment] = []
+    memory_trouble: str = ""
+    """Why the master counts no memory, as far as can be told here: it gives up owners that are silent for seconds."""
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -109,7 +114,8 @@ class Observer:
         try:
             attached = self._attachment().reachable()
             attachment = self._attachment().kind
-            trouble = "" if attached else "attached, but the master or the sidecar does not answer now"
+            if not attached:
+                trouble = f"attached, but {self._silent_parts() or 'not everything answered; try again'}"
         except MMCacheError as error:
             trouble = f"{error}. `mmcache doctor` tells more"
         answer = Store(store.master, attached, attachment, trouble, store.metrics or "")
@@ -124,7 +130,22 @@ class Observer:
             capacity_bytes=sum(segment.size_bytes for segment in listed),
             used_bytes=sum(segment.allocator_used_bytes for segment in listed),
             segments=listed,
+            memory_trouble="" if listed else self._silent_parts("sidecar") or _NO_MEMORY,
         )
+
+    def _silent_parts(self, *names: str) -> str:
+        """Which parts of the store do not answer now (all are asked, or those with these names), and what to do."""
+        store = self._settings.store
+        parts = {"master": store.master}
+        if store.sidecar is not None and store.attach != "embedded":
+            parts["sidecar"] = store.sidecar
+        findings = [
+            mooncake_process(name, address, f"store.{name}")
+            for name, address in parts.items()
+            if not names or name in names
+        ]
+        silent = [finding for finding in findings if finding.status is Status.FAILING]
+        return "; ".join(f"{finding.name}: {finding.detail}. {finding.advice}" for finding in silent)
 
     def _attachment(self) -> MooncakeStore:
         if self._store is None:

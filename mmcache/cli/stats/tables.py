@@ -47,7 +47,8 @@ def _store(store: Store) -> Iterator[Table | str]:
     if store.capacity_bytes is None or store.used_bytes is None:
         return
     if not store.segments:
-        yield "  [red]nobody lends it memory: every put drops as no_space; start a mooncake_client[/red]"
+        yield "  [red]the master counts no memory, so every put drops as no_space[/red]"
+        yield f"  [red]{escape(store.memory_trouble)}[/red]"
         return
     table = Table("segment", "size", "used", "used %")
     for column in table.columns[1:]:
