@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mmcache.agent.messages import AgentMessage, Ask, EngineMessage, Granted, Missing
+from mmcache.agent.messages import AgentMessage, Ask, EngineMessage, Granted, Missing, Ready
 from mmcache.agent.staging import Staging
 from mmcache.integrations.vllm.items import ItemTable, Wanted
 from mmcache.integrations.vllm.scheduler import IDLE_WAIT_S, SchedulerSide
@@ -21,8 +21,8 @@ from mmcache.key import EmbeddingKey
 STAGING_BYTES = 1 << 20
 
 
-def wanted(name: str, *, key: str | None = None) -> Wanted:
-    return Wanted(name, EmbeddingKey("model", "1", key or name), 16, (64,), "bfloat16", 2, 100, encodable=True)
+def wanted(name: str, *, key: str | None = None, encodable: bool = True) -> Wanted:
+    return Wanted(name, EmbeddingKey("model", "1", key or name), 16, (64,), "bfloat16", 2, 100, encodable)
 
 
 def request_of(name: str, *items: Wanted) -> Any:
@@ -53,6 +53,9 @@ class Answers:
 
     def take_death(self) -> bool:
         return False
+
+    def ready(self, *numbers: int) -> None:
+        self.inbox = [Ready(number, 1, [16, 64], 16 * 64 * 2, "store") for number in numbers]
 
     def asked(self) -> list[int]:
         sent, self.sent = self.sent, []
@@ -154,3 +157,54 @@ def test_also_where_there_is_no_agent() -> None:
     began = time.monotonic()
     side.build_step(freed=(), reaches_workers=False)
     assert time.monotonic() - began >= IDLE_WAIT_S
+
+def test_what_the_engine_holds_but_may_evict_is_here_for_a_request_that_cannot_have_it_encoded(engine: Engine) -> None:
+    """vLLM evicts in the pass that schedules the request, and would then run its encoder without an input."""
+    named, side = request_of("named", wanted("cat", encodable=False)), engine.side
+    engine.step(request_of("first", wanted("cat")))
+    engine.link.ready(*engine.link.asked())
+    assert engine.step(request_of("first", wanted("cat"))) == (["cat"], [])
+    side.request_finished("first")
+    assert not side.ensure_available(named, 0)
+    engine.link.ready(*engine.link.asked())
+    assert side.ensure_available(named, 0)
+    engine.held.clear()  # for another item of its own, say
+    engine.staging.set_fresh_until(0.0)  # and since a moment ago it could not be asked for any more
+    assert side.has("cat")
+    side.allocated(named, 0)
+    step = side.build_step(freed=["cat"], reaches_workers=True)
+    assert [copy.identifier for copy in step.loads] == ["cat"]
+
+
+def test_nor_does_it_rely_on_what_is_being_loaded_or_encoded(engine: Engine) -> None:
+    pictures = [wanted("cat"), wanted("dog"), wanted("owl")]
+    others = [request_of(f"with-{picture.identifier}", picture) for picture in pictures]
+    named = [request_of(f"named-{it.identifier}", it._replace(encodable=False)) for it in pictures]
+    side = engine.side
+    engine.step(*others)
+    cat, dog, owl = engine.link.asked()
+    engine.link.ready(cat)
+    engine.link.inbox += [Granted(dog), Granted(owl)]
+    for request in others[:2]:  # no room for the third in this step
+        assert side.ensure_available(request, 0)
+        side.has(request.mm_features[0].identifier)
+        side.allocated(request, 0)
+    step = side.build_step(freed=(), reaches_workers=True)
+    assert len(step.loads) == len(step.saves) == 1
+    assert [side.ensure_available(request, 0) for request in named] == [False] * 3
+    side.step_returned(Report(step.number, 1, {copy.number: (64, 1.0) for copy in step.saves}))
+    assert side.ensure_available(named[0], 0)
+    assert side.has("cat")  # without another read
+
+
+def test_blocks_of_what_a_request_has_by_now_are_free_while_it_goes_on(engine: Engine) -> None:
+    free = engine.side._table.free_bytes
+    named = request_of("named", wanted("cat", encodable=False), wanted("dog", encodable=False)._replace(end=200))
+    engine.step(named)
+    engine.link.ready(*engine.link.asked())
+    assert engine.step(named) == (["cat", "dog"], [])
+    one = free - engine.side._table.free_bytes
+    assert engine.side.ensure_available(named, 100)  # the rest of a prompt in chunks, or a decode that vLLM preempted
+    assert free - engine.side._table.free_bytes == one // 2
+    assert engine.side.ensure_available(named, 200)
+    assert engine.side._table.free_bytes == free

@@ -116,6 +116,7 @@ class _Item:
     __slots__ = (
         "agent_holds",
         "deadline",
+        "dependents",
         "epoch",
         "key",
         "number",
@@ -134,6 +135,8 @@ class _Item:
         self.wanted = wanted
         self.phase = phase
         self.requests = requests
+        self.dependents: set[str] = set()
+        """Those of them that cannot have it encoded."""
         self.number = 0
         self.offset = -1
         self.agent_holds = False
@@ -205,6 +208,9 @@ class ItemTable:
         """
         since = self._first_seen.setdefault(request, now)
         mine = self._requests.setdefault(request, set())
+        for key in mine.difference([one.key for one in wanted]):
+            if self._items[key].phase is Phase.READY:
+                self._leave(request, key)
         waiting = any(item.phase is Phase.WAITING for item in map(self._find, wanted) if item is not None)
         pending = missing = False
         asked: list[_Item] = []
@@ -228,6 +234,8 @@ class ItemTable:
                 item = self._items[one.key] = _Item(one.key, one, Phase.MISSING, requests=set(), now=now)
             item.requests.add(request)
             mine.add(one.key)
+            if not one.encodable:
+                item.dependents.add(request)
             if item.phase in (Phase.ASKED, Phase.WAITING) and now >= item.deadline:
                 self._doubted |= item.phase is Phase.ASKED
                 item = self._fail(item, "deadline")
@@ -235,6 +243,8 @@ class ItemTable:
                 pending = True
             elif item.phase is Phase.MISSING or item.wanted.rows != one.rows:
                 missing |= not one.encodable
+            elif item.phase is not Phase.READY:  # the engine may evict it before this request has it
+                pending |= not one.encodable
         for start in range(0, len(asked), MAX_ITEMS):
             self.outbox.append(Ask([self._message(item) for item in asked[start : start + MAX_ITEMS]]))
         if waiting:
@@ -242,8 +252,12 @@ class ItemTable:
         return Verdict(pending or missing, missing)
 
     def has(self, wanted: Wanted) -> bool:
-        """Whether its bytes are here, verified and current. A promise: they are loaded if the engine allocates it."""
-        item = self._current(wanted)
+        """Whether its bytes are here, verified and current. A promise: they are loaded if the engine allocates it.
+
+        Of what this engine cannot encode, whether they were current when `want` told not to wait: a second thought
+        would have the engine encode nothing, which ends it.
+        """
+        item = self._current(wanted) if wanted.encodable else self._find(wanted)
         return item is not None and item.phase is Phase.READY and item.wanted.rows == wanted.rows
 
     def allocated(self, wanted: Wanted) -> None:
@@ -294,7 +308,9 @@ class ItemTable:
         for item in self._steps.pop(step, ()):
             item.step = -1
             result = saved.get(item.number)
-            if item.phase is not Phase.SAVING or not item.agent_holds:
+            if item.phase is Phase.LOADING and item.dependents:
+                self._set(item, Phase.READY)
+            elif item.phase is not Phase.SAVING or not item.agent_holds:
                 self._let_go(item)
             elif result is None or result[0] not in item.wanted.widths:
                 self.counters["not_saved"] += 1
@@ -307,13 +323,11 @@ class ItemTable:
                 self.outbox.append(Encoded(item.number, [item.wanted.rows, width], item.wanted.dtype, cost_ms))
 
     def request_ended(self, request: str) -> None:
-        """However it ended: nobody waits for its items any more."""
+        """However it ended, or once it has all its items: it wants nothing any more."""
         self._first_seen.pop(request, None)
-        for key in self._requests.pop(request, ()):
-            item = self._items[key]
-            item.requests.discard(request)
-            if not item.requests and item.phase not in (Phase.LOADING, Phase.SAVING):
-                self._let_go(item)
+        for key in list(self._requests.get(request, ())):
+            self._leave(request, key)
+        self._requests.pop(request, None)
 
     @property
     def deferring(self) -> bool:
@@ -441,6 +455,15 @@ class ItemTable:
                 self.counters["grant_given_back"] += 1
                 self._let_go(item)
 
+    def _leave(self, request: str, key: EmbeddingKey) -> None:
+        """A request wants this no more."""
+        item = self._items[key]
+        self._requests[request].discard(key)
+        item.requests.discard(request)
+        item.dependents.discard(request)
+        if not item.requests and item.phase not in (Phase.LOADING, Phase.SAVING):
+            self._let_go(item)
+
     def _fail(self, item: _Item, reason: str) -> _Item:
         """Its requests go on without it: what stands for the key now."""
         self.counters[f"miss.{reason}"] += 1
@@ -461,6 +484,7 @@ class ItemTable:
             for request in item.requests:
                 self._requests[request].discard(item.key)
             item.requests = set()
+            item.dependents = set()
 
     def _end(self, item: _Item) -> None:
         """Tell the agent, if it does not know that yet; the block goes once nobody holds it."""

@@ -103,9 +103,14 @@ class SchedulerSide:
             self._requests[request.request_id] = seen
         self._asking = seen
         if num_computed_tokens >= seen.last:
+            self._table.request_ended(request.request_id)
             return True
-        resident = self._resident
-        needed = [item for item in seen.wanted if item.end > num_computed_tokens and item.identifier not in resident]
+        # What the engine holds it may evict for this very request. Then only what it can encode may be left to it.
+        needed = [
+            item
+            for item in seen.wanted
+            if item.end > num_computed_tokens and not (item.encodable and item.identifier in self._resident)
+        ]
         if not needed:
             return True
         now = time.monotonic()
