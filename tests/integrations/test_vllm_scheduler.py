@@ -158,6 +158,7 @@ def test_also_where_there_is_no_agent() -> None:
     side.build_step(freed=(), reaches_workers=False)
     assert time.monotonic() - began >= IDLE_WAIT_S
 
+
 def test_what_the_engine_holds_but_may_evict_is_here_for_a_request_that_cannot_have_it_encoded(engine: Engine) -> None:
     """vLLM evicts in the pass that schedules the request, and would then run its encoder without an input."""
     named, side = request_of("named", wanted("cat", encodable=False)), engine.side

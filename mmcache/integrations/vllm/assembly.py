@@ -108,8 +108,11 @@ class ItemReport:
 
 
 def _staging_name(vllm_config: Any) -> str:
-    """The same in all processes of one engine, and in no others."""
-    return f"{vllm_config.ec_transfer_config.engine_id}/{vllm_config.parallel_config.data_parallel_rank}"
+    """The same in all processes of one engine, and in no others.
+
+    Engines that are data-parallel have one `engine_id`, and those of dense models are all of `data_parallel_rank` 0.
+    """
+    return f"{vllm_config.ec_transfer_config.engine_id}/{vllm_config.parallel_config.data_parallel_index}"
 
 
 def _loading_workers(vllm_config: Any) -> int:

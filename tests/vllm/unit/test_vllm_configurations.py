@@ -17,7 +17,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.renderers import renderer_from_config
 
 from mmcache.integrations.vllm.adapters import LoraDigests, NoDigest
-from mmcache.integrations.vllm.assembly import ItemReport
+from mmcache.integrations.vllm.assembly import ItemReport, _staging_name
 from mmcache.integrations.vllm.identity import EncoderIdentity, request_key
 from mmcache.integrations.vllm.settings import ConnectorSettings
 from mmcache.integrations.vllm.widths import expected_widths
@@ -154,3 +154,18 @@ def test_adapters_are_those_of_vllm_s_requests(engine: Engine, tmp_path: Path) -
     feature = MultiModalFeatureSpec(None, "image", "style:cat", PlaceholderRange(offset=0, length=4), "cat")
     key = key_or_reason(config, feature, lora_digest=digest)
     assert (key.lora, key.mm_hash) == (digest, "cat")
+
+
+@pytest.mark.parametrize("is_moe", [False, True])
+def test_engines_that_are_data_parallel_have_staging_memories_of_their_own(engine: Engine, is_moe: bool) -> None:
+    config = engine()
+    names = set()
+    for rank in range(2):  # as `EngineCoreProc.run_engine_core` does
+        parallel = config.parallel_config
+        parallel.data_parallel_index = rank
+        if is_moe:
+            parallel.data_parallel_rank = rank
+        else:
+            parallel.reconfigure_for_independent_dp_rank()
+        names.add(_staging_name(config))
+    assert len(names) == 2
