@@ -84,6 +84,21 @@ def test_bytes_that_another_engine_made_are_loaded_and_their_block_is_kept_until
     assert world.all_free()
 
 
+@pytest.mark.parametrize("granted", [False, True])
+def test_copies_are_for_the_identifier_that_the_engine_allocates_of_those_with_one_key(granted: bool) -> None:
+    """Of two adapters with the same weights, say: vLLM has their names in identifiers."""
+    world = World()
+    one, other = wanted()._replace(identifier="one:id-0"), wanted()._replace(identifier="other:id-0")
+    world.want("r", one)
+    [item] = world.asked()
+    assert world.want("s", other) == (True, False)
+    world.hear(Granted(item.number) if granted else world.ready(item))
+    assert world.table.has(other) is not granted
+    world.table.allocated(other)
+    _, loads, saves = world.step()
+    assert [copy.identifier for copy in loads + saves] == ["other:id-0"]
+
+
 def test_what_is_granted_is_encoded_saved_and_published() -> None:
     world = World()
     world.want("r", wanted())

@@ -265,6 +265,8 @@ class ItemTable:
         item = self._find(wanted)
         if item is None or item.wanted.rows != wanted.rows:
             return
+        if item.phase in (Phase.READY, Phase.GRANTED):
+            item.wanted = wanted  # under this identifier: an adapter of two names has others, and the same key
         if item.phase is Phase.READY:
             self.counters[f"hit.{item.source}"] += 1
             if self._loads:
