@@ -209,3 +209,28 @@ def test_blocks_of_what_a_request_has_by_now_are_free_while_it_goes_on(engine: E
     assert free - engine.side._table.free_bytes == one // 2
     assert engine.side.ensure_available(named, 200)
     assert engine.side._table.free_bytes == free
+
+
+def test_items_of_one_request_that_differ_and_have_one_identifier_are_not_shared(engine: Engine) -> None:
+    """A client may name an image and a video alike. vLLM allocates the one where it has asked about the other."""
+    image = request_of("image", wanted("cat", key="image"))
+    engine.step(image)
+    engine.link.ready(*engine.link.asked())
+    both = request_of("both", wanted("cat", key="image"), wanted("cat", key="video"))
+    assert engine.side.ensure_available(both, 0)
+    assert not engine.side.has("cat")
+    assert engine.link.asked() == []
+    named = request_of("named", *(it._replace(encodable=False) for it in both.wanted))
+    assert not engine.side.ensure_available(named, 0)
+    assert engine.side.take_unavailable() == {"named"}
+
+
+def test_nothing_is_promised_to_a_request_that_could_not_be_described(engine: Engine) -> None:
+    first, other = request_of("first", wanted("cat")), request_of("other", wanted("cat"))
+    engine.step(first)
+    engine.link.ready(*engine.link.asked())
+    assert engine.side.ensure_available(first, 0)
+    del other.wanted
+    with pytest.raises(AttributeError):  # which the connector survives, and then has the request scheduled
+        engine.side.ensure_available(other, 0)
+    assert not engine.side.has("cat")

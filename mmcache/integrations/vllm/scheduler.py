@@ -12,6 +12,7 @@ from mmcache.agent.link import AgentLink
 from mmcache.agent.staging import Staging
 from mmcache.integrations.vllm.items import ItemTable, Resident, Wanted
 from mmcache.integrations.vllm.worker import Report, Step
+from mmcache.key import EmbeddingKey
 
 _log = logging.getLogger(__name__)
 
@@ -93,13 +94,14 @@ class SchedulerSide:
 
     def ensure_available(self, request: Request, num_computed_tokens: int) -> bool:
         """Whether a request can be scheduled: False defers it."""
+        self._asking = None  # `has` speaks for no other request if this fails
         seen = self._requests.get(request.request_id)
         if seen is None or len(seen.wanted) != len(request.mm_features):
             wanted = self._describe(request)
             if wanted is None:
                 self._undescribed = True
                 return False
-            seen = _Seen(wanted, max((item.end for item in wanted), default=0))
+            seen = _Seen(self._unambiguous(wanted), max((item.end for item in wanted), default=0))
             self._requests[request.request_id] = seen
         self._asking = seen
         if num_computed_tokens >= seen.last:
@@ -195,6 +197,21 @@ class SchedulerSide:
             self._link.close()
         if self._staging is not None:
             self._staging.close()
+
+    def _unambiguous(self, wanted: list[Wanted]) -> list[Wanted]:
+        """Without keys where one identifier is that of several things, such as a client's for an image and a video.
+
+        For vLLM they are one: what it asks about by one of them it may allocate for another.
+        """
+        things: dict[str, tuple[EmbeddingKey | None, int]] = {}
+        mixed = set()
+        for item in wanted:
+            if things.setdefault(item.identifier, (item.key, item.rows)) != (item.key, item.rows):
+                mixed.add(item.identifier)
+        if not mixed:
+            return wanted
+        self._table.counters["not_shared.ambiguous"] += sum(item.identifier in mixed for item in wanted)
+        return [item._replace(key=None) if item.identifier in mixed else item for item in wanted]
 
     def _serves(self) -> bool:
         """Whether items can be asked for: workers and agent are there."""
