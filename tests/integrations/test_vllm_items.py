@@ -99,6 +99,21 @@ def test_copies_are_for_the_identifier_that_the_engine_allocates_of_those_with_o
     assert [copy.identifier for copy in loads + saves] == ["other:id-0"]
 
 
+def test_what_was_allocated_in_a_step_that_runs_nothing_is_loaded_in_the_next() -> None:
+    """Its request was preempted in the same pass, for one with a higher priority that found no room either."""
+    world = World()
+    world.want("r", wanted())
+    [item] = world.asked()
+    world.hear(world.ready(item))
+    world.table.allocated(wanted())
+    assert world.step(reaches_workers=False)[1:] == ([], [])
+    assert not world.all_free()
+    number, [load], _ = world.step()
+    assert load.identifier == "id-0"
+    world.table.step_returned(number, {})
+    assert world.all_free()
+
+
 def test_what_is_granted_is_encoded_saved_and_published() -> None:
     world = World()
     world.want("r", wanted())

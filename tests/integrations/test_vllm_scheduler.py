@@ -173,7 +173,7 @@ def test_what_the_engine_holds_but_may_evict_is_here_for_a_request_that_cannot_h
     engine.staging.set_fresh_until(0.0)  # and since a moment ago it could not be asked for any more
     assert side.has("cat")
     side.allocated(named, 0)
-    step = side.build_step(freed=["cat"], reaches_workers=True)
+    step = side.build_step(freed=(), reaches_workers=True)  # vLLM does not tell of what it has allocated again
     assert [copy.identifier for copy in step.loads] == ["cat"]
 
 

@@ -284,6 +284,9 @@ class ItemTable:
     ) -> tuple[int, list[Copy], list[Copy]]:
         """The number of this step, and what its workers load and save: what was allocated, and what was granted and is
         `resident` (by identifier) since before this step, which the engine will not encode.
+
+        What was allocated for a request that was preempted in the same pass vLLM takes to be there: it is loaded in the
+        first step that `reaches_workers`.
         """
         for item in list(self._granted.values()):
             held = resident.get(item.wanted.identifier)
@@ -293,7 +296,9 @@ class ItemTable:
                 self.counters["grant_unused"] += 1
                 self._let_go(item)
         self._step += 1
-        items, self._copies = self._copies, []
+        items: list[_Item] = []
+        if reaches_workers:
+            items, self._copies = self._copies, items
         if items:
             self._steps[self._step] = items
         copies: dict[Phase, list[Copy]] = {Phase.LOADING: [], Phase.SAVING: []}
