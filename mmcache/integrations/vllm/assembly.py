@@ -52,6 +52,14 @@ def make_scheduler_side(vllm_config: Any) -> tuple[SchedulerSide, ItemReport]:
     link: AgentLink | None = None
     try:
         staging = Staging.open_as_scheduler(_staging_name(vllm_config), settings.staging_bytes)
+        if not _reports_arrive(vllm_config):
+            _log.error(
+                "this engine uses no embedding cache: with pipeline parallelism, and for pooling models, vLLM's V1 "
+                "model runner does not tell the scheduler what its workers have copied. Its V2 model runner does "
+                "(VLLM_USE_V2_MODEL_RUNNER=1)"
+            )
+            staging.close()
+            staging = None
     except StoreUnavailable as error:
         _log.error("this engine uses no embedding cache: %s", error)
     counters: Counter[str] = Counter()
@@ -113,6 +121,14 @@ def _staging_name(vllm_config: Any) -> str:
     Engines that are data-parallel have one `engine_id`, and those of dense models are all of `data_parallel_rank` 0.
     """
     return f"{vllm_config.ec_transfer_config.engine_id}/{vllm_config.parallel_config.data_parallel_index}"
+
+
+def _reports_arrive(vllm_config: Any) -> bool:
+    """Whether what workers report after a step reaches the scheduler. Else no block would ever be free again."""
+    if getattr(vllm_config, "use_v2_model_runner", False):
+        return True
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    return bool(stages == 1 and vllm_config.model_config.runner_type != "pooling")
 
 
 def _loading_workers(vllm_config: Any) -> int:

@@ -17,7 +17,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.renderers import renderer_from_config
 
 from mmcache.integrations.vllm.adapters import LoraDigests, NoDigest
-from mmcache.integrations.vllm.assembly import ItemReport, _staging_name
+from mmcache.integrations.vllm.assembly import ItemReport, _reports_arrive, _staging_name
 from mmcache.integrations.vllm.identity import EncoderIdentity, request_key
 from mmcache.integrations.vllm.settings import ConnectorSettings
 from mmcache.integrations.vllm.widths import expected_widths
@@ -169,3 +169,25 @@ def test_engines_that_are_data_parallel_have_staging_memories_of_their_own(engin
             parallel.reconfigure_for_independent_dp_rank()
         names.add(_staging_name(config))
     assert len(names) == 2
+
+
+@pytest.mark.parametrize(
+    ("v2", "stages", "runner", "arrive"),
+    [
+        (False, 1, "generate", True),
+        (False, 2, "generate", False),
+        (False, 1, "pooling", False),
+        (True, 2, "generate", True),
+        (True, 1, "pooling", True),
+    ],
+)
+def test_an_engine_whose_runner_drops_what_workers_report_has_no_cache(
+    v2: bool, stages: int, runner: str, arrive: bool
+) -> None:
+    """`execute_model` of V1 returns before it keeps them, on the first of several stages and where it pools."""
+    config = SimpleNamespace(
+        use_v2_model_runner=v2,
+        parallel_config=SimpleNamespace(pipeline_parallel_size=stages),
+        model_config=SimpleNamespace(runner_type=runner),
+    )
+    assert _reports_arrive(config) is arrive
