@@ -13,6 +13,7 @@ import pytest
 
 from mmcache.agent.messages import AgentMessage, Ask, EngineMessage, Granted, Missing, Ready
 from mmcache.agent.staging import Staging
+from mmcache.integrations.vllm import scheduler
 from mmcache.integrations.vllm.items import ItemTable, Wanted
 from mmcache.integrations.vllm.scheduler import IDLE_WAIT_S, SchedulerSide
 from mmcache.integrations.vllm.worker import Report
@@ -234,3 +235,21 @@ def test_nothing_is_promised_to_a_request_that_could_not_be_described(engine: En
     with pytest.raises(AttributeError):  # which the connector survives, and then has the request scheduled
         engine.side.ensure_available(other, 0)
     assert not engine.side.has("cat")
+
+
+def test_what_an_engine_holds_is_forgotten_in_time_also_where_it_does_not_tell_what_it_frees(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each `/reset_encoder_cache` leaves what was held until then."""
+    monkeypatch.setattr(scheduler, "MAX_RESIDENT", 4)
+    for number in range(8):
+        engine.side.allocated(request_of("r", wanted(f"cat-{number}")), 0)
+        engine.side.build_step(freed=(), reaches_workers=True)
+    assert sorted(engine.side._resident) == [f"cat-{number}" for number in range(4, 8)]
+
+
+def test_a_request_that_has_ended_is_not_told_to_be_unavailable(engine: Engine) -> None:
+    engine.link.agent_lives = False
+    assert not engine.side.ensure_available(request_of("r", wanted("cat", encodable=False)), 0)
+    engine.side.request_finished("r")
+    assert engine.side.take_unavailable() == set()

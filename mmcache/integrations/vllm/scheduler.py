@@ -20,6 +20,10 @@ IDLE_WAIT_S: Final = 0.002
 """How long a step that runs nothing waits for the agent, while a request is deferred; else vLLM would spin."""
 
 
+MAX_RESIDENT: Final = 1 << 16
+"""Most identifiers that are remembered as held by the engine, of which it does not tell when its cache is reset."""
+
+
 class Position(Protocol):
     """A `PlaceholderRange` of vLLM's."""
 
@@ -157,6 +161,8 @@ class SchedulerSide:
         number, loads, saves = self._table.build_step(self._resident, now, reaches_workers=reaches_workers)
         self._resident |= self._allocated  # what this step loads or encodes is there from the next one on
         self._allocated.clear()
+        while len(self._resident) > MAX_RESIDENT:
+            del self._resident[next(iter(self._resident))]
         self._send()
         return Step(number, tuple(loads), tuple(saves))
 
@@ -174,6 +180,7 @@ class SchedulerSide:
         """However it ended: its claims, waits and blocks are given up."""
         self._requests.pop(request_id, None)
         self._deferred_since.pop(request_id, None)
+        self._unavailable.discard(request_id)  # another may have its name by the time that it is told
         self._table.request_ended(request_id)
         self._send()
 
