@@ -110,7 +110,7 @@ def test_a_missing_configuration_file_is_refused_by_name(model, tmp_path: Path) 
 
 def test_a_wrong_configuration_file_is_refused_with_its_line(model, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
-    wrong.write_text("store:\n  master: 127.0.0.1:1\n  sidekick: 127.0.0.1:2\n")
+    wrong.write_text("store:\n  master: 127.0.0.1:1\n  sidecra: 127.0.0.1:2\n")
     log = fails(options(model("vision"), wrong, "ec_both"), "wrong")
     assert f"{wrong}:3" in log
     assert "did you mean store.sidecar" in log
@@ -181,4 +181,4 @@ def test_a_prefill_instance_of_another_model_string_says_so(
     log = other.log.read_text(errors="replace")
     assert model("vision") in log
     assert log.count("nothing is shared") == 1
-    assert figure(other, 'events{event="mismatch.other_model"}') == 2
+    assert figure(other, 'mismatches{what="other_model"}') == 2
