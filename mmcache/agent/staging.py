@@ -1,7 +1,8 @@
 """Memory that an engine's scheduler, its workers and its agent share: a file in /dev/shm that has no name for long.
 
     0       header: 8 words of 64 bits each, then a byte for each worker that has mapped it
-    4096    blocks; who may use them when is for the scheduler to say
+    4096    results: of the first worker's saves: number, width and cost, 16 bytes for each
+    69632   blocks; who may use them when is for the scheduler to say
 
 Workers are made before the scheduler, so the first of them makes the file. The scheduler takes the name away once it
 has opened it, so nothing is left of it however its users end. The agent inherits its descriptor.
@@ -20,12 +21,17 @@ from typing import Final
 from mmcache.errors import ConfigError, StoreUnavailable
 
 FOLDER: Final = "/dev/shm"  # noqa: S108 - memory that processes of one user share, 0600 and O_NOFOLLOW
-HEADER_BYTES: Final = 4096
+RESULTS: Final = 4096
+"""How many results are kept: a later one takes the slot of the one so many numbers before it."""
 MAX_WORKERS: Final = 1024
 _FLAGS_AT: Final = 64
 _EPOCH_AT: Final = 0
 _FRESH_AT: Final = 8
+_DONE_AT: Final = 16
+_RESULTS_AT: Final = 4096
 _word = struct.Struct("<q")
+_result = struct.Struct("<qIf")
+HEADER_BYTES: Final = _RESULTS_AT + RESULTS * _result.size
 
 
 class Staging:
@@ -137,6 +143,24 @@ class Staging:
         fresh_until = int(_word.unpack_from(self._mapping, _FRESH_AT)[0])
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) < fresh_until
 
+    @property
+    def done_step(self) -> int:
+        """The last step with copies that the first worker has done."""
+        return int(_word.unpack_from(self._mapping, _DONE_AT)[0])
+
+    def set_done_step(self, step: int) -> None:
+        """The first worker's: this step is done, and so are all before it. After its results."""
+        _word.pack_into(self._mapping, _DONE_AT, step)
+
+    def set_saved(self, number: int, width: int, cost_ms: float) -> None:
+        """The first worker's: an embedding is in its block."""
+        _result.pack_into(self._mapping, _slot(number), number, width, cost_ms)
+
+    def saved(self, number: int) -> tuple[int, float] | None:
+        """Width and cost in ms of an embedding, once its step is done; None if it was not saved."""
+        found, width, cost_ms = _result.unpack_from(self._mapping, _slot(number))
+        return (width, cost_ms) if found == number else None
+
     def close(self) -> None:
         """Let go of the descriptor; the mapping goes with its last block. Idempotent."""
         if self._descriptor >= 0:
@@ -145,6 +169,10 @@ class Staging:
             self._view.release()
             with contextlib.suppress(BufferError):
                 self._mapping.close()
+
+
+def _slot(number: int) -> int:
+    return _RESULTS_AT + number % RESULTS * _result.size
 
 
 def _path(name: str) -> str:

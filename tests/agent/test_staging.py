@@ -91,7 +91,7 @@ def test_a_size_that_is_not_of_whole_pages_is_refused(name: str, nbytes: int) ->
 
 def test_a_file_of_another_size_is_refused(name: str) -> None:
     Staging.open_as_worker(name, NBYTES, 0)
-    with pytest.raises(StoreUnavailable, match="has 1052672 bytes, not 2101248"):
+    with pytest.raises(StoreUnavailable, match=f"has {HEADER_BYTES + NBYTES} bytes, not {HEADER_BYTES + 2 * NBYTES}"):
         Staging.open_as_scheduler(name, 2 * NBYTES)
 
 

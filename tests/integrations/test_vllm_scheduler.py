@@ -10,13 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from mmcache.agent.messages import AgentMessage, Ask, EngineMessage, Granted, Missing, Ready
+from mmcache.agent.messages import AgentMessage, Ask, Drop, Encoded, EngineMessage, Granted, Missing, Ready
 from mmcache.agent.staging import Staging
 from mmcache.integrations.vllm import scheduler
 from mmcache.integrations.vllm.items import ItemTable, Wanted
 from mmcache.integrations.vllm.scheduler import IDLE_WAIT_S, SchedulerSide
-from mmcache.integrations.vllm.worker import Report
+from mmcache.integrations.vllm.worker import Report, WorkerSide
 from mmcache.key import EmbeddingKey
 
 STAGING_BYTES = 1 << 20
@@ -253,3 +254,70 @@ def test_a_request_that_has_ended_is_not_told_to_be_unavailable(engine: Engine) 
     assert not engine.side.ensure_available(request_of("r", wanted("cat", encodable=False)), 0)
     engine.side.request_finished("r")
     assert engine.side.take_unavailable() == set()
+
+
+@dataclass
+class Producer:
+    """A pure producer, of whose workers' reports vLLM's first model runner lets none through, and its only worker."""
+
+    side: SchedulerSide
+    link: Answers
+    worker: WorkerSide
+    requests: int = 0
+
+    def encode(self, cache: dict[str, torch.Tensor], *items: Wanted) -> list[Encoded]:
+        """What is to be published when a step has returned that the agent wants all of these from."""
+        self.requests += 1
+        request = request_of(f"request-{self.requests}", *items)
+        assert not self.side.ensure_available(request, 0)
+        self.link.inbox = [Granted(number) for number in self.link.asked()]
+        assert self.side.ensure_available(request, 0)
+        for index, item in enumerate(items):
+            assert not self.side.has(item.identifier)
+            self.side.allocated(request, index)
+        self.worker.begin(self.side.build_step(freed=(), reaches_workers=True))
+        for item in items:
+            self.worker.save(cache, item.identifier)
+        assert self.side.take_unavailable() == set()
+        assert self.link.sent == [], "the step has not returned"
+        self.worker.end()
+        self.side.take_unavailable()
+        encoded = [message for message in self.link.sent if isinstance(message, Encoded)]
+        self.side.request_finished(request.request_id)
+        return encoded
+
+
+@pytest.fixture
+def producer() -> Iterator[Producer]:
+    name = f"test/{uuid.uuid4()}"
+    worker = WorkerSide(name, STAGING_BYTES, 0, "cpu")
+    staging = Staging.open_as_scheduler(name, STAGING_BYTES)
+    link = Answers()
+    table = ItemTable(STAGING_BYTES, is_fresh=staging.is_fresh, loads=False, saves=True, fetch_s=60.0, wait_s=60.0)
+    side = SchedulerSide(
+        staging=staging,
+        link=link,  # type: ignore[arg-type]
+        table=table,
+        describe=lambda request: request.wanted,
+        workers=1,
+        reports=0,
+    )
+    yield Producer(side, link, worker)
+    staging.close()
+    worker.close()
+
+
+def test_what_a_pure_producer_has_saved_is_published_though_its_workers_reports_are_dropped(producer: Producer) -> None:
+    cache = {"cat": torch.zeros(16, 64, dtype=torch.bfloat16), "dog": torch.ones(16, 64, dtype=torch.bfloat16)}
+    published = producer.encode(cache, wanted("cat"), wanted("dog"))
+    assert [(message.shape, message.cost_ms > 0.0) for message in published] == [([16, 64], True)] * 2
+    [bird] = producer.encode({"bird": cache["cat"]}, wanted("bird"))
+    assert bird.number not in [message.number for message in published]
+
+
+def test_and_what_it_could_not_save_is_given_up(producer: Producer) -> None:
+    cache = {"cat": torch.zeros(15, 64, dtype=torch.bfloat16), "dog": torch.zeros(16, 64, dtype=torch.bfloat16)}
+    [dog] = producer.encode(cache, wanted("cat"), wanted("dog"))
+    counts = producer.side.take_counts()
+    assert counts["not_saved"] == 1
+    assert [message.numbers != [dog.number] for message in producer.link.sent if isinstance(message, Drop)] == [True]

@@ -91,7 +91,7 @@ def make_scheduler_side(vllm_config: Any) -> tuple[SchedulerSide, ItemReport]:
         table=table,
         describe=describe,
         workers=workers,
-        reports=workers if vllm_config.parallel_config.distributed_executor_backend == "mp" else 1,
+        reports=_reports(vllm_config, workers),
     )
     return scheduler, ItemReport(identity, resolver)
 
@@ -129,6 +129,12 @@ def _reports_arrive(vllm_config: Any) -> bool:
         return True
     stages = vllm_config.parallel_config.pipeline_parallel_size
     return bool(stages == 1 and vllm_config.model_config.runner_type != "pooling")
+
+
+def _reports(vllm_config: Any, workers: int) -> int:
+    if not vllm_config.ec_transfer_config.is_ec_consumer:
+        return 0
+    return workers if vllm_config.parallel_config.distributed_executor_backend == "mp" else 1
 
 
 def _loading_workers(vllm_config: Any) -> int:

@@ -310,6 +310,10 @@ class ItemTable:
             )
         return self._step, copies[Phase.LOADING], copies[Phase.SAVING]
 
+    def steps_until(self, last: int) -> list[tuple[int, list[int]]]:
+        """Steps up to this one that have not returned, with the numbers of what they copy."""
+        return [(step, [item.number for item in items]) for step, items in self._steps.items() if step <= last]
+
     def step_returned(self, step: int, saved: dict[int, tuple[int, float]]) -> None:
         """All workers have done a step's copies; `saved` has width and cost in ms of each item that was saved."""
         for item in self._steps.pop(step, ()):

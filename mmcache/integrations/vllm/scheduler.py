@@ -63,7 +63,9 @@ class SchedulerSide:
         table: of its items.
         describe: what a request wants of the cache, item by item; None while that is not known yet.
         workers: how many workers load.
-        reports: how many of them report each step that they have done to the scheduler.
+        reports: how many of them report each step that they have done to the scheduler. 0: vLLM drops what
+            they report, as its first model runner does for a pure producer. Then the staging memory tells what the
+            first worker has done, which alone has anything to copy.
     """
 
     def __init__(
@@ -168,6 +170,8 @@ class SchedulerSide:
 
     def step_returned(self, report: Report) -> None:
         """Workers have done a step's copies; once all of them have, its blocks are free."""
+        if not self._reports:
+            return
         if (earlier := self._returned.pop(report.step, None)) is not None:
             report = earlier.merged(report)
         if report.workers < self._reports:
@@ -185,7 +189,9 @@ class SchedulerSide:
         self._send()
 
     def take_unavailable(self) -> set[str]:
-        """Requests that can never be served, each told once."""
+        """Requests that can never be served, each told once. vLLM asks whenever a step has returned."""
+        if not self._reports:
+            self._look_for_returned()
         unavailable, self._unavailable = self._unavailable, set()
         return unavailable
 
@@ -225,6 +231,14 @@ class SchedulerSide:
         if not self._mapped and self._staging is not None:
             self._mapped = self._staging.workers_mapped(self._workers)
         return self._mapped and self._link is not None and self._link.agent_lives
+
+    def _look_for_returned(self) -> None:
+        if self._staging is None:
+            return
+        for step, numbers in self._table.steps_until(self._staging.done_step):
+            found = ((number, self._staging.saved(number)) for number in numbers)
+            self._table.step_returned(step, {number: result for number, result in found if result is not None})
+        self._send()
 
     def _wait(self) -> None:
         if self._link is not None:

@@ -98,6 +98,10 @@ class WorkerSide:
         step, self._step = self._step, None
         if step is None or not (step.loads or step.saves):
             return None
+        if self._saves and self._staging is not None:
+            for number, (width, cost_ms) in self._saved.items():
+                self._staging.set_saved(number, width, cost_ms)
+            self._staging.set_done_step(step.number)
         return Report(step.number, 1, self._saved)
 
     def close(self) -> None:
