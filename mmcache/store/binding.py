@@ -100,8 +100,8 @@ def set_up_embedded(*, hostname: str, metadata: str, protocol: str, devices: str
     return client
 
 
-def attach_to_sidecar(address: str, *, region_bytes: int, timeout: float) -> Binding:
-    """A client of the `mooncake_client` at `host:port`, whose first ping was answered within `timeout` seconds.
+def attach_to_sidecar(address: str, *, region_bytes: int) -> Binding:
+    """A client of the `mooncake_client` at `host:port`. It refuses every call until `wait_for_ping`.
 
     Raises:
         StoreUnavailable: attaching failed, or Mooncake is not installed; the message says which.
@@ -114,15 +114,20 @@ def attach_to_sidecar(address: str, *, region_bytes: int, timeout: float) -> Bin
     if code != 0:
         raise StoreUnavailable(f"attaching to the mooncake_client at {address} failed (Mooncake's code {code})")
     _keep(client)
-    deadline = time.monotonic() + timeout
-    try:
-        while client.health_check() != 0:  # for a few milliseconds; until then it refuses every call
-            if time.monotonic() > deadline:
-                raise StoreUnavailable(f"the mooncake_client at {address} let us attach, but answers no ping")
-            time.sleep(_FIRST_PING_PAUSE_S)
-    finally:
-        _sidecars.append((client, address))
+    _sidecars.append((client, address))
     return client
+
+
+def wait_for_ping(client: Binding, address: str, *, timeout: float) -> None:
+    """Wait until the `mooncake_client` has answered for the first time: for a few milliseconds, where it is well.
+
+    Raises: StoreUnavailable, after `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while client.health_check() != 0:
+        if time.monotonic() > deadline:
+            raise StoreUnavailable(f"the mooncake_client at {address} let us attach, but answers no ping")
+        time.sleep(_FIRST_PING_PAUSE_S)
 
 
 def allocate_shared(client: Binding, nbytes: int) -> int:

@@ -20,7 +20,7 @@ from mmcache.config import StoreSettings
 from mmcache.errors import ConfigError, StoreUnavailable
 from mmcache.store.base import Outcome, PutResult, ReadResult, Region, Store
 from mmcache.store.batches import MAX_OBJECTS_UNDER_WAY, ObjectLimiter, check_batch, check_names, chunks
-from mmcache.store.binding import Binding, allocate_shared, attach_to_sidecar, end, set_up_embedded
+from mmcache.store.binding import Binding, allocate_shared, attach_to_sidecar, end, set_up_embedded, wait_for_ping
 from mmcache.store.launch import Answer, rpc_answers, speak
 from mmcache.store.lifecycle import CallGate
 from mmcache.store.mapping import kept, map_region, release_pages
@@ -127,8 +127,14 @@ class MooncakeStore(Store):
             raise StoreUnavailable(f"no Mooncake master answers at {master}")
         if attach != "embedded" and sidecar is not None:
             if rpc_answers(sidecar, timeout=timeout):
-                client = attach_to_sidecar(sidecar, region_bytes=region_bytes, timeout=timeout)
-                return cls(client, kind="sidecar", peers=(sidecar, master), lease_s=lease_s)
+                client = attach_to_sidecar(sidecar, region_bytes=region_bytes)
+                store = cls(client, kind="sidecar", peers=(sidecar, master), lease_s=lease_s)
+                try:
+                    wait_for_ping(client, sidecar, timeout=timeout)
+                except BaseException:
+                    store.close()
+                    raise
+                return store
             if attach == "sidecar":
                 raise StoreUnavailable(f"no mooncake_client answers at {sidecar}")
             _logger.warning("no mooncake_client answers at %s: attaching to the store without it", sidecar)

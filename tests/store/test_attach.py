@@ -16,6 +16,7 @@ from stores import mooncake_store
 from mmcache.config import StoreSettings
 from mmcache.errors import ConfigError, StoreUnavailable
 from mmcache.store import binding
+from mmcache.store import mooncake as mooncake_module
 from mmcache.store.base import Outcome, ReadResult
 from mmcache.store.mooncake import MooncakeStore
 
@@ -161,4 +162,17 @@ def test_closed_clients_are_let_go(mooncake: MooncakeProcesses) -> None:
     store = attach(mooncake.master.address, mooncake.owners[0].address, "sidecar")
     assert len(binding._kept) == before + 1
     store.close()
+    assert len(binding._kept) == before
+
+
+def test_nor_is_one_kept_whose_sidecar_answers_no_ping(
+    mooncake: MooncakeProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def give_up(_client: object, address: str, *, timeout: float) -> None:
+        raise StoreUnavailable(f"{address}: nothing in {timeout} s")
+
+    monkeypatch.setattr(mooncake_module, "wait_for_ping", give_up)
+    before = len(binding._kept)
+    with pytest.raises(StoreUnavailable, match="nothing in"):
+        attach(mooncake.master.address, mooncake.owners[0].address, "sidecar")
     assert len(binding._kept) == before
