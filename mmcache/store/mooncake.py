@@ -170,6 +170,8 @@ class MooncakeStore(Store):
             else:
                 region, memory = map_region(nbytes)
             if not region.address or self._binding.register_buffer(*region) != 0:
+                if region.address and self._sidecar:  # it stays mapped for good, and all its pages are there already
+                    release_pages(region, {})
                 raise StoreUnavailable(f"no {nbytes} bytes of memory could be had and registered with the store")
             if not self._sidecar:
                 kept.append(memory)

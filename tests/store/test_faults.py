@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
 import pytest
 import writer
@@ -21,6 +22,11 @@ from mmcache.store.base import Outcome, PutResult, ReadResult
 
 KINDS = ("sidecar", "embedded")
 MIB = 1 << 20
+
+
+def shared_bytes() -> int:
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssShmem")]
+    return int(line.split()[1]) * 1024
 
 
 @pytest.fixture
@@ -147,6 +153,16 @@ def test_a_sidecar_that_dies_is_unavailable_at_once_and_found_again(processes: M
             lambda: region.put({name: b"again"})[0].outcome is Outcome.OK, timeout=20, what="the sidecar's return"
         )
         region.assert_readable(name, b"again")
+
+
+def test_memory_that_a_dead_sidecar_cannot_share_is_given_back(processes: MooncakeProcesses) -> None:
+    """Mooncake touches every page of what it allocates, and never unmaps it."""
+    with closing(mooncake_store(processes, "sidecar")) as store:
+        before = shared_bytes()
+        processes.owners[0].kill()
+        with pytest.raises(StoreUnavailable):
+            store.allocate_region(MIB)
+        assert shared_bytes() < before + MIB // 2
 
 
 def test_a_sidecar_restarted_too_quickly_to_be_noticed_is_given_up(processes: MooncakeProcesses) -> None:
