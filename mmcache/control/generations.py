@@ -19,6 +19,8 @@ from mmcache.selector import Selector
 _FIELDS: Final = ("tenant", "model", "version", "lora", "modality", "mm_hash")
 _WIDER: Final = (("mm_hash",), ("modality", "lora"), ("version",), ("model",), ("tenant",))
 """What coarsening stops looking at, step by step."""
+_MAX_SCOPES: Final = 1 << 16
+"""Scopes whose generations are remembered: at most so many."""
 _LEAST_SHARE: Final = 64
 """A coarser invalidation is to replace at least a 64th of the table, so that coarsening is rare."""
 
@@ -26,12 +28,18 @@ _LEAST_SHARE: Final = 64
 class _Shape:
     """Invalidations that give the same fields, by these fields' values."""
 
-    __slots__ = ("numbers", "pick", "selectors")
+    __slots__ = ("narrow", "numbers", "pick", "selectors")
 
     def __init__(self, given: tuple[int, ...]) -> None:
         self.numbers: dict[Any, int] = {}
         self.selectors: dict[Any, Selector] = {}
         self.pick: Callable[[tuple[Any, ...]], Any] = operator.itemgetter(*given) if given else lambda _: None
+        self.narrow = len(_FIELDS) - 1 in given
+        """Whether they look at the mm_hash."""
+
+    def number(self, values: tuple[Any, ...]) -> int:
+        """Of the invalidation that gives these values; 0 if there is none."""
+        return self.numbers.get(self.pick(values), 0)
 
 
 class GenerationTable:
@@ -46,17 +54,23 @@ class GenerationTable:
         """The number of the last invalidation that was applied."""
         self._budget = budget
         self._shapes: dict[tuple[int, ...], _Shape] = {}
+        self._of_scopes: dict[Scope, int] = {}
+        """What those shapes say that do not look at the mm_hash, of scopes that were asked about since they changed."""
 
     def __len__(self) -> int:
         return sum(len(shape.numbers) for shape in self._shapes.values())
 
     def generation(self, scope: Scope, digest: bytes) -> int:
         """The generation of the key of this scope whose mm_hash has this digest; 0 if nothing ever matched it."""
+        latest = self._of_scopes.get(scope)
         values = (scope.tenant, scope.model, scope.version, scope.lora, scope.modality, digest)
-        latest = 0
+        if latest is None:
+            latest = max((shape.number(values) for shape in self._shapes.values() if not shape.narrow), default=0)
+            if len(self._of_scopes) >= _MAX_SCOPES:
+                self._of_scopes.clear()
+            self._of_scopes[scope] = latest
         for shape in self._shapes.values():
-            number = shape.numbers.get(shape.pick(values), 0)
-            if number > latest:  # noqa: PLR1730 - half the time of max()
+            if shape.narrow and (number := shape.number(values)) > latest:
                 latest = number
         return latest
 
@@ -72,6 +86,8 @@ class GenerationTable:
         place = shape.pick(values)
         shape.numbers[place] = self.head = number
         shape.selectors[place] = selector
+        if not shape.narrow:
+            self._of_scopes.clear()
 
     def invalidations(self) -> list[tuple[int, Selector]]:
         """All that it holds, in order: what another table needs to become like this one."""
@@ -116,7 +132,7 @@ class GenerationTable:
     def _covered(self, number: int, selector: Selector) -> bool:
         values = _values(selector)
         return any(
-            shape.numbers.get(shape.pick(values), 0) > number  # a field that it does not give is like no other's value
+            shape.number(values) > number  # a field that it does not give is like no other's value
             for shape in self._shapes.values()
         )
 
