@@ -92,15 +92,17 @@ class Engine:
         return [copy.identifier for copy in step.loads], [copy.identifier for copy in step.saves]
 
 
-@pytest.fixture
-def engine() -> Iterator[Engine]:
+@pytest.fixture(params=[True])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """`param`: whether it loads, as all but pure producers do."""
     name = f"test/{uuid.uuid4()}"
     worker = Staging.open_as_worker(name, STAGING_BYTES, 0)
     staging = Staging.open_as_scheduler(name, STAGING_BYTES)
     staging.set_epoch(1)
     staging.set_fresh_until(time.clock_gettime(time.CLOCK_BOOTTIME) + 3600.0)
     link = Answers()
-    table = ItemTable(STAGING_BYTES, is_fresh=staging.is_fresh, loads=True, saves=True, fetch_s=60.0, wait_s=60.0)
+    loads = request.param
+    table = ItemTable(STAGING_BYTES, is_fresh=staging.is_fresh, loads=loads, saves=True, fetch_s=60.0, wait_s=60.0)
     side = SchedulerSide(
         staging=staging,
         link=link,  # type: ignore[arg-type]
@@ -321,3 +323,16 @@ def test_and_what_it_could_not_save_is_given_up(producer: Producer) -> None:
     counts = producer.side.take_counts()
     assert counts["not_saved"] == 1
     assert [message.numbers != [dog.number] for message in producer.link.sent if isinstance(message, Drop)] == [True]
+
+
+@pytest.mark.parametrize("engine", [False], indirect=True)
+def test_an_encoder_publishes_what_it_holds_again_where_others_do_not_find_it_any_more(engine: Engine) -> None:
+    engine.step(request_of("first", wanted("cat")))
+    engine.link.inbox = [Granted(number) for number in engine.link.asked()]
+    engine.step()
+    assert engine.step(request_of("first", wanted("cat"))) == ([], ["cat"])
+    engine.side.request_finished("first")
+    again = request_of("again", wanted("cat"))
+    assert not engine.side.ensure_available(again, 0)
+    engine.link.inbox = [Granted(number) for number in engine.link.asked()]
+    assert engine.step(again) == ([], ["cat"])

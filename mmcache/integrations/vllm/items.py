@@ -182,7 +182,7 @@ class ItemTable:
         """From asking for an item until it was here, of those that came since the owner last emptied it; bounded."""
         self._extents = ExtentAllocator(staging_bytes)
         self._is_fresh = is_fresh
-        self._loads = loads
+        self.loads: Final = loads
         self._saves = saves
         self._fetch_s = fetch_s
         self._wait_s = wait_s
@@ -269,7 +269,7 @@ class ItemTable:
             item.wanted = wanted  # under this identifier: an adapter of two names has others, and the same key
         if item.phase is Phase.READY:
             self.counters[f"hit.{item.source}"] += 1
-            if self._loads:
+            if self.loads:
                 self.counters["loaded_bytes"] += item.nbytes
                 self._copy(item, Phase.LOADING)
             else:

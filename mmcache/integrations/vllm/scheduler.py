@@ -113,11 +113,13 @@ class SchedulerSide:
         if num_computed_tokens >= seen.last:
             self._table.request_ended(request.request_id)
             return True
-        # What the engine holds it may evict for this very request. Then only what it can encode may be left to it.
+        # What the engine holds it may evict for this very request: only what it can encode may be left to it. And where
+        # it encodes for others alone, what counts is what they find.
         needed = [
             item
             for item in seen.wanted
-            if item.end > num_computed_tokens and not (item.encodable and item.identifier in self._resident)
+            if item.end > num_computed_tokens
+            and not (item.encodable and self._table.loads and item.identifier in self._resident)
         ]
         if not needed:
             return True
