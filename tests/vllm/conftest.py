@@ -69,9 +69,21 @@ def plain(model: Model) -> Iterator[LocalEngine]:
     from vllm_caches import EXACT
     from vllm_engines import LocalEngine, Options, started
 
-    engine = LocalEngine(Options(model("vision"), arguments=EXACT), name="plain")
+    engine = LocalEngine(Options(model("vision"), arguments={**EXACT, "max_model_len": 4096}), name="plain")
     with started(engine):
         yield engine
+
+
+@pytest.fixture(scope="session")
+def both(model: Model, cluster: Parts) -> Iterator[list[LocalEngine]]:
+    """Two engines that encode and load, for tests that break neither."""
+    from vllm_caches import options
+    from vllm_engines import LocalEngine, started
+
+    made = options(model("vision"), cluster.config, "ec_both")
+    engines = [LocalEngine(made, name=f"both-{number}") for number in range(2)]
+    with started(*engines):
+        yield engines
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 import pytest
 from vllm_caches import Pictures, expect, figure, options, wait_for_figure
@@ -13,15 +12,6 @@ from benchmarks.parts import Parts
 from benchmarks.vllm_probe import holding
 
 pictures = Pictures(1000)
-
-
-@pytest.fixture(scope="module")
-def both(model, cluster: Parts) -> Iterator[list[LocalEngine]]:
-    """Two engines that encode and load."""
-    made = options(model("vision"), cluster.config, "ec_both")
-    engines = [LocalEngine(made, name=f"both-{number}") for number in range(2)]
-    with started(*engines):
-        yield engines
 
 
 def test_two_producers_with_the_same_new_picture_at_once_encode_it_once(

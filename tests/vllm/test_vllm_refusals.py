@@ -21,12 +21,11 @@ pictures = Pictures(6000)
 
 
 @pytest.fixture(scope="module")
-def engines(model, cluster: Parts) -> Iterator[tuple[LocalEngine, LocalEngine]]:
-    pair = tuple(
-        LocalEngine(options(model("vision"), cluster.config, role), name=role) for role in ("ec_both", "ec_consumer")
-    )
-    with started(*pair):
-        yield pair
+def engines(model, cluster: Parts, both: list[LocalEngine]) -> Iterator[tuple[LocalEngine, LocalEngine]]:
+    """One that encodes and loads, and one that only loads."""
+    consumer = LocalEngine(options(model("vision"), cluster.config, "ec_consumer"), name="ec_consumer")
+    with started(consumer):
+        yield both[0], consumer
 
 
 @pytest.mark.parametrize(

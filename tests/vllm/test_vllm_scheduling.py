@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from vllm_caches import EXACT, Pictures, expect, expect_at_once, options
-from vllm_engines import LocalEngine, Options, Request, started
+from vllm_engines import LocalEngine, Request, started
 
 from benchmarks.parts import Parts
 
@@ -13,13 +13,14 @@ pictures = Pictures(5000)
 CRAMPED = {**EXACT, "max_model_len": 256, "block_size": 32, "num_gpu_blocks_override": 12, "max_num_seqs": 4}
 
 
-def test_preempted_requests_resume_with_the_same_embeddings(model, cluster: Parts, stack: contextlib.ExitStack) -> None:
-    vision = model("vision")
-    plain = LocalEngine(Options(vision, arguments=CRAMPED), name="plain")
+def test_preempted_requests_resume_with_the_same_embeddings(
+    model, cluster: Parts, plain: LocalEngine, stack: contextlib.ExitStack
+) -> None:
     producer, consumer = (
-        LocalEngine(options(vision, cluster.config, role, **CRAMPED), name=role) for role in ("ec_both", "ec_consumer")
+        LocalEngine(options(model("vision"), cluster.config, role, **CRAMPED), name=role)
+        for role in ("ec_both", "ec_consumer")
     )
-    stack.enter_context(started(plain, producer, consumer))
+    stack.enter_context(started(producer, consumer))
     requests = [Request([pictures(), "so", pictures(width=112), "long"], max_tokens=120) for _ in range(4)]
     right = [plain.generate(request)[0].tokens for request in requests]
     for engine in (producer, consumer):
@@ -31,16 +32,17 @@ def test_preempted_requests_resume_with_the_same_embeddings(model, cluster: Part
     expect(consumer, plain, *requests)
 
 
-def test_more_pictures_than_there_is_memory_for_take_turns(model, cluster: Parts, stack: contextlib.ExitStack) -> None:
+def test_more_pictures_than_there_is_memory_for_take_turns(
+    model, cluster: Parts, plain: LocalEngine, stack: contextlib.ExitStack
+) -> None:
     """Staging memory for sixteen of them, of 64 KiB each: requests take what they get, and encode the rest."""
     arguments = {**EXACT, "max_model_len": 4096}
     extra = {"staging_bytes": "1MiB", "fetch_timeout": 2.0, "wait_timeout": 2.0}
-    plain = LocalEngine(Options(model("vision"), arguments=arguments), name="plain")
     producer, consumer = (
         LocalEngine(options(model("vision"), cluster.config, role, extra=extra, **arguments), name=role)
         for role in ("ec_both", "ec_consumer")
     )
-    stack.enter_context(started(plain, producer, consumer))
+    stack.enter_context(started(producer, consumer))
     requests = [
         Request([*(pictures(width=448, height=448) for _ in range(count)), "many"]) for count in (1, 6, 8, 7, 8, 2)
     ]
@@ -50,19 +52,15 @@ def test_more_pictures_than_there_is_memory_for_take_turns(model, cluster: Parts
 
 
 def test_two_requests_that_want_each_others_pictures_do_not_wait_for_ever(
-    model, cluster: Parts, plain: LocalEngine, stack: contextlib.ExitStack
+    both: list[LocalEngine], plain: LocalEngine
 ) -> None:
     """Each of two engines is to encode what the other's request needs as well, in the other order."""
-    engines = [
-        LocalEngine(options(model("vision"), cluster.config, "ec_both"), name=f"both-{number}") for number in range(2)
-    ]
-    stack.enter_context(started(*engines))
     for _ in range(5):
         one, other = pictures(), pictures()
         requests = [Request([one, other, "crossed"]), Request([other, one, "crossed"])]
         right = [plain.generate(request)[0].tokens for request in requests]
-        before = sum(engine.encoded() for engine in engines)
-        numbers = [engine.add(request) for engine, request in zip(engines, requests, strict=True)]
-        answers = [engine.answer(number) for engine, number in zip(engines, numbers, strict=True)]
+        before = sum(engine.encoded() for engine in both)
+        numbers = [engine.add(request) for engine, request in zip(both, requests, strict=True)]
+        answers = [engine.answer(number) for engine, number in zip(both, numbers, strict=True)]
         assert [answer.tokens for answer in answers] == right
-        assert sum(engine.encoded() for engine in engines) == before + 2
+        assert sum(engine.encoded() for engine in both) == before + 2

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
-from vllm_caches import expect, expect_at_once, figure, options
+from vllm_caches import EXACT, expect, expect_at_once, figure, options
 from vllm_engines import Clip, LocalEngine, Options, Picture, Request, started
 
 from benchmarks.parts import Parts
@@ -55,17 +55,21 @@ class Trio(NamedTuple):
 
 @pytest.fixture(scope="module", params=SETTINGS)
 def trio(request: pytest.FixtureRequest, model, cluster: Parts) -> Iterator[Trio]:
-    arguments = {"dtype": "float32", **SETTINGS[request.param]}
+    """In float32 one plain engine, which neither cuts prompts nor keeps prefixes, says what is right for all."""
+    arguments = {**EXACT, **SETTINGS[request.param]}
+    exact = arguments["dtype"] == EXACT["dtype"]
     vision = model("vision")
     # Another tenant for each, so that nothing is there yet.
     extra = {"tenant": request.param.replace(" ", "-")}
+    plain = (
+        request.getfixturevalue("plain") if exact else LocalEngine(Options(vision, arguments=arguments), name="plain")
+    )
     engines = (
-        LocalEngine(Options(vision, arguments=arguments), name="plain"),
         LocalEngine(options(vision, cluster.config, "ec_both", extra=extra, **arguments), name="producer"),
         LocalEngine(options(vision, cluster.config, "ec_consumer", extra=extra, **arguments), name="consumer"),
     )
-    with started(*engines):
-        yield Trio(*engines, arguments["dtype"] == "bfloat16")
+    with started(*engines, *([] if exact else [plain])):
+        yield Trio(plain, *engines, not exact)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
