@@ -85,7 +85,7 @@ def test_names_that_could_not_be_read_are_left_alone_for_seconds_while_the_store
         found: list[bool] = []
         while all(found) or not any(found):  # until one was read from each owner, before the master gives one up
             wait_until(lambda: cache.stats()["store.open"] == 0, timeout=LONG, what="a probe that is answered")
-            found.append(cache.get(keys[len(found)], timeout=0.3) is not None)
+            found.append(cache.get(keys[len(found)], timeout=1.0) is not None)
         lost = keys[found.index(False)]
         wait_until(lambda: cache.stats()["store.open"] == 0, timeout=LONG, what="a probe that is answered")
         started = time.monotonic()
