@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mmcache.agent.messages import Ask, Drop, Encoded, Granted, Item, Missing, Published, Ready, Waiting
-from mmcache.integrations.vllm.items import GRACE_S, GRANT_PATIENCE_S, Copy, ItemTable, Resident, Wanted
+from mmcache.integrations.vllm.item import Copy, Resident, Wanted
+from mmcache.integrations.vllm.items import GRACE_S, GRANT_PATIENCE_S, ItemTable
 from mmcache.key import EmbeddingKey
 
 FETCH_S, WAIT_S = 2.0, 10.0

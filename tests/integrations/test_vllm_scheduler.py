@@ -15,7 +15,8 @@ import torch
 from mmcache.agent.messages import AgentMessage, Ask, Drop, Encoded, EngineMessage, Granted, Missing, Ready
 from mmcache.agent.staging import Staging
 from mmcache.integrations.vllm import scheduler
-from mmcache.integrations.vllm.items import ItemTable, Wanted
+from mmcache.integrations.vllm.item import Wanted
+from mmcache.integrations.vllm.items import ItemTable
 from mmcache.integrations.vllm.scheduler import IDLE_WAIT_S, SchedulerSide
 from mmcache.integrations.vllm.worker import Report, WorkerSide
 from mmcache.key import EmbeddingKey

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from mmcache.integrations.vllm.adapters import LoraDigests, NoDigest
 from mmcache.integrations.vllm.identity import EncoderIdentity, request_key
-from mmcache.integrations.vllm.items import Wanted
+from mmcache.integrations.vllm.item import Wanted
 
 _log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The items that an engine's requests want: a state machine that does no I/O. Times are arguments, in seconds.
 
-    ASKED ──► READY ──► LOADING                 another engine's bytes, by way of the staging memory
+    ASKED ──► READY ◄─► LOADING                 another engine's bytes, by way of the staging memory
       ├─► WAITING ──► READY, GRANTED, MISSING   another engine encodes it
       ├─► GRANTED ──► SAVING ──► PUBLISHING     this engine encodes it, for all
       └─► MISSING                               this engine encodes it, for itself alone
@@ -12,13 +12,13 @@ is freed when the item has ended and nobody holds it.
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from mmcache.agent import messages
 from mmcache.agent.messages import MAX_ITEMS, AgentMessage, Ask, Drop, Encoded, EngineMessage
+from mmcache.integrations.vllm.item import Copy, Item, Phase, Resident, Wanted
 from mmcache.key import EmbeddingKey
 from mmcache.memory.extents import ExtentAllocator
 
@@ -30,127 +30,11 @@ MAX_BLOCKS: Final = 4096
 MAX_OBSERVATIONS: Final = 1024
 
 
-class Phase(enum.Enum):
-    """Where an item stands."""
-
-    ASKED = "asked"
-    WAITING = "waiting"
-    READY = "ready"
-    GRANTED = "granted"
-    LOADING = "loading"
-    SAVING = "saving"
-    PUBLISHING = "publishing"
-    MISSING = "missing"
-    ENDED = "ended"
-    """It is in no table but that of blocks."""
-
-
-class Wanted(NamedTuple):
-    """One item of one request.
-
-    Args:
-        identifier: the engine's name for it, by which it fills its encoder cache.
-        key: None if it cannot be shared; then this engine encodes it for itself.
-        rows: number of embeddings.
-        widths: second dimensions that it may have; at least one.
-        dtype: its name.
-        itemsize: bytes of an element.
-        end: the position in the prompt behind its last placeholder.
-        encodable: whether this engine has an encoder, and the item's input.
-    """
-
-    identifier: str
-    key: EmbeddingKey | None
-    rows: int
-    widths: tuple[int, ...]
-    dtype: str
-    itemsize: int
-    end: int
-    encodable: bool
-
-    @property
-    def nbytes(self) -> int:
-        """The most bytes that it can have."""
-        return self.rows * max(self.widths) * self.itemsize
-
-
-class Resident(NamedTuple):
-    """What an engine holds under an identifier.
-
-    That may stand for several keys in turn: a LoRA that was reloaded under its name, a uuid under another salt.
-
-    Args:
-        key: under which it was loaded or encoded; None if it cannot be shared.
-        epoch: in which that began. What is older than an invalidation must not be published after it.
-    """
-
-    key: EmbeddingKey | None
-    epoch: int
-
-
-class Copy(NamedTuple):
-    """What a worker is to copy: between the block at `offset` and the encoder cache's `identifier`.
-
-    `nbytes` is what a tensor to load has, and what one to save may have; `width` is 0 for the latter.
-    """
-
-    number: int
-    identifier: str
-    offset: int
-    nbytes: int
-    rows: int
-    width: int
-    dtype: str
-
-
 class Verdict(NamedTuple):
     """What is to become of a request: whether it is to be deferred, and whether it is to fail: no way to its items."""
 
     deferred: bool
     unavailable: bool
-
-
-class _Item:
-    """One key, and its block. Without a block (`offset` -1) its phase is MISSING or ENDED."""
-
-    __slots__ = (
-        "agent_holds",
-        "deadline",
-        "dependents",
-        "epoch",
-        "key",
-        "number",
-        "offset",
-        "phase",
-        "requests",
-        "since",
-        "source",
-        "step",
-        "wanted",
-        "width",
-    )
-
-    def __init__(self, key: EmbeddingKey, wanted: Wanted, phase: Phase, *, requests: set[str], now: float) -> None:
-        self.key = key
-        self.wanted = wanted
-        self.phase = phase
-        self.requests = requests
-        self.dependents: set[str] = set()
-        """Those of them that cannot have it encoded."""
-        self.number = 0
-        self.offset = -1
-        self.agent_holds = False
-        self.step = -1
-        self.since = now
-        self.deadline = 0.0
-        self.epoch = 0
-        self.width = 0
-        self.source = ""
-
-    @property
-    def nbytes(self) -> int:
-        """Of its embedding, once its width is known."""
-        return self.wanted.rows * self.width * self.wanted.itemsize
 
 
 class ItemTable:
@@ -186,16 +70,16 @@ class ItemTable:
         self._saves = saves
         self._fetch_s = fetch_s
         self._wait_s = wait_s
-        self._items: dict[EmbeddingKey, _Item] = {}
-        self._blocks: dict[int, _Item] = {}
-        self._granted: dict[int, _Item] = {}
+        self._items: dict[EmbeddingKey, Item] = {}
+        self._blocks: dict[int, Item] = {}
+        self._granted: dict[int, Item] = {}
         self._pending = 0
         self._requests: dict[str, set[EmbeddingKey]] = {}
         self._first_seen: dict[str, float] = {}
         self._numbers = 0
         self._doubted = False
-        self._copies: list[_Item] = []
-        self._steps: dict[int, list[_Item]] = {}
+        self._copies: list[Item] = []
+        self._steps: dict[int, list[Item]] = {}
         self._step = 0
 
     # What the engine's scheduler does
@@ -213,7 +97,7 @@ class ItemTable:
                 self._leave(request, key)
         waiting = any(item.phase is Phase.WAITING for item in map(self._find, wanted) if item is not None)
         pending = missing = False
-        asked: list[_Item] = []
+        asked: list[Item] = []
         for one in wanted:
             if one.key is None:
                 missing |= not one.encodable
@@ -231,7 +115,7 @@ class ItemTable:
                     asked.append(item)
             if item is None:
                 self.counters["miss.not_asked"] += 1
-                item = self._items[one.key] = _Item(one.key, one, Phase.MISSING, requests=set(), now=now)
+                item = self._items[one.key] = Item(one.key, one, Phase.MISSING, requests=set(), now=now)
             item.requests.add(request)
             mine.add(one.key)
             if not one.encodable:
@@ -296,7 +180,7 @@ class ItemTable:
                 self.counters["grant_unused"] += 1
                 self._let_go(item)
         self._step += 1
-        items: list[_Item] = []
+        items: list[Item] = []
         if reaches_workers:
             items, self._copies = self._copies, items
         if items:
@@ -402,10 +286,10 @@ class ItemTable:
 
     # Inside
 
-    def _find(self, wanted: Wanted) -> _Item | None:
+    def _find(self, wanted: Wanted) -> Item | None:
         return self._items.get(wanted.key) if wanted.key is not None else None
 
-    def _current(self, wanted: Wanted) -> _Item | None:
+    def _current(self, wanted: Wanted) -> Item | None:
         """The item, unless what is staged for it is not what its key stands for any more."""
         item = self._find(wanted)
         if item is not None and item.phase is Phase.READY and not self._is_fresh(item.epoch):
@@ -414,11 +298,11 @@ class ItemTable:
             return None
         return item
 
-    def _ask(self, key: EmbeddingKey, wanted: Wanted, now: float) -> _Item | None:
+    def _ask(self, key: EmbeddingKey, wanted: Wanted, now: float) -> Item | None:
         offset = self._extents.allocate(wanted.nbytes) if len(self._blocks) < MAX_BLOCKS else None
         if offset is None:
             return None
-        item = _Item(key, wanted, Phase.ASKED, requests=set(), now=now)
+        item = Item(key, wanted, Phase.ASKED, requests=set(), now=now)
         self._pending += 1
         self._numbers += 1
         item.number, item.offset, item.agent_holds = self._numbers, offset, True
@@ -426,7 +310,7 @@ class ItemTable:
         self._items[key] = self._blocks[item.number] = item
         return item
 
-    def _message(self, item: _Item) -> messages.Item:
+    def _message(self, item: Item) -> messages.Item:
         wanted = item.wanted
         return messages.Item(
             number=item.number,
@@ -440,7 +324,7 @@ class ItemTable:
             wait_s=self._wait_s,
         )
 
-    def _ready(self, item: _Item, message: messages.Ready, now: float) -> None:
+    def _ready(self, item: Item, message: messages.Ready, now: float) -> None:
         wanted = item.wanted
         rows, width = message.shape if len(message.shape) == 2 else (0, 0)
         if rows != wanted.rows or width not in wanted.widths or message.nbytes != rows * width * wanted.itemsize:
@@ -453,7 +337,7 @@ class ItemTable:
         if len(self.load_seconds) < MAX_OBSERVATIONS:
             self.load_seconds.append(now - item.since)
 
-    def _copy(self, item: _Item, phase: Phase) -> None:
+    def _copy(self, item: Item, phase: Phase) -> None:
         self._set(item, phase)
         self._copies.append(item)
         item.step = self._step + 1
@@ -475,21 +359,21 @@ class ItemTable:
         if not item.requests and item.phase not in (Phase.LOADING, Phase.SAVING):
             self._let_go(item)
 
-    def _fail(self, item: _Item, reason: str) -> _Item:
+    def _fail(self, item: Item, reason: str) -> Item:
         """Its requests go on without it: what stands for the key now."""
         self.counters[f"miss.{reason}"] += 1
-        missing = _Item(item.key, item.wanted, Phase.MISSING, requests=item.requests, now=item.since)
+        missing = Item(item.key, item.wanted, Phase.MISSING, requests=item.requests, now=item.since)
         item.requests = set()
         self._end(item)
         self._items[item.key] = missing
         return missing
 
-    def _let_go(self, item: _Item) -> None:
+    def _let_go(self, item: Item) -> None:
         """Nobody wants it any more; its key may be asked for anew."""
         self._remove(item)
         self._end(item)
 
-    def _remove(self, item: _Item) -> None:
+    def _remove(self, item: Item) -> None:
         if self._items.get(item.key) is item:
             del self._items[item.key]
             for request in item.requests:
@@ -497,7 +381,7 @@ class ItemTable:
             item.requests = set()
             item.dependents = set()
 
-    def _end(self, item: _Item) -> None:
+    def _end(self, item: Item) -> None:
         """Tell the agent, if it does not know that yet; the block goes once nobody holds it."""
         if item.phase is not Phase.ENDED:
             self._set(item, Phase.ENDED)
@@ -512,7 +396,7 @@ class ItemTable:
         else:
             self.outbox.append(Drop([number]))
 
-    def _set(self, item: _Item, phase: Phase) -> None:
+    def _set(self, item: Item, phase: Phase) -> None:
         pending = (Phase.ASKED, Phase.WAITING)
         self._pending += (phase in pending) - (item.phase in pending)
         self._granted.pop(item.number, None)
@@ -520,7 +404,7 @@ class ItemTable:
         if phase is Phase.GRANTED:
             self._granted[item.number] = item
 
-    def _settle(self, item: _Item) -> None:
+    def _settle(self, item: Item) -> None:
         if item.phase is Phase.ENDED and not item.agent_holds and item.step < 0 and item.offset >= 0:
             self._extents.free(item.offset)
             item.offset = -1

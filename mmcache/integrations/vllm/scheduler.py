@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple, Protocol
 from mmcache.agent import messages
 from mmcache.agent.link import AgentLink
 from mmcache.agent.staging import Staging
-from mmcache.integrations.vllm.items import ItemTable, Resident, Wanted
+from mmcache.integrations.vllm.item import Resident, Wanted
+from mmcache.integrations.vllm.items import ItemTable
 from mmcache.integrations.vllm.worker import Report, Step
 from mmcache.key import EmbeddingKey
 

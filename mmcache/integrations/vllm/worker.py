@@ -11,7 +11,7 @@ import torch
 
 from mmcache.agent.staging import Staging
 from mmcache.errors import MMCacheError
-from mmcache.integrations.vllm.items import Copy
+from mmcache.integrations.vllm.item import Copy
 from mmcache.memory.host import dtype_name, dtype_of
 
 _log = logging.getLogger(__name__)
