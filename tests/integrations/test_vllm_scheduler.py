@@ -93,6 +93,19 @@ class Engine:
         return [copy.identifier for copy in step.loads], [copy.identifier for copy in step.saves]
 
 
+def side_of(staging: Staging, link: Answers, *, loads: bool, reports: int) -> SchedulerSide:
+    """With one worker; requests say themselves what they want."""
+    table = ItemTable(STAGING_BYTES, is_fresh=staging.is_fresh, loads=loads, saves=True, fetch_s=60.0, wait_s=60.0)
+    return SchedulerSide(
+        staging=staging,
+        link=link,  # type: ignore[arg-type]
+        table=table,
+        describe=lambda request: request.wanted,
+        workers=1,
+        reports=reports,
+    )
+
+
 @pytest.fixture(params=[True])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """`param`: whether it loads, as all but pure producers do."""
@@ -102,17 +115,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     staging.set_epoch(1)
     staging.set_fresh_until(time.clock_gettime(time.CLOCK_BOOTTIME) + 3600.0)
     link = Answers()
-    loads = request.param
-    table = ItemTable(STAGING_BYTES, is_fresh=staging.is_fresh, loads=loads, saves=True, fetch_s=60.0, wait_s=60.0)
-    side = SchedulerSide(
-        staging=staging,
-        link=link,  # type: ignore[arg-type]
-        table=table,
-        describe=lambda request: request.wanted,
-        workers=1,
-        reports=1,
-    )
-    yield Engine(side, link, staging)
+    yield Engine(side_of(staging, link, loads=request.param, reports=1), link, staging)
     staging.close()
     worker.close()
 
@@ -296,16 +299,7 @@ def producer() -> Iterator[Producer]:
     worker = WorkerSide(name, STAGING_BYTES, 0, "cpu")
     staging = Staging.open_as_scheduler(name, STAGING_BYTES)
     link = Answers()
-    table = ItemTable(STAGING_BYTES, is_fresh=staging.is_fresh, loads=False, saves=True, fetch_s=60.0, wait_s=60.0)
-    side = SchedulerSide(
-        staging=staging,
-        link=link,  # type: ignore[arg-type]
-        table=table,
-        describe=lambda request: request.wanted,
-        workers=1,
-        reports=0,
-    )
-    yield Producer(side, link, worker)
+    yield Producer(side_of(staging, link, loads=False, reports=0), link, worker)
     staging.close()
     worker.close()
 
