@@ -11,6 +11,7 @@ has opened it, so nothing is left of it however its users end. The agent inherit
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import mmap
 import os
@@ -55,10 +56,20 @@ class Staging:
 
         Raises:
             StoreUnavailable: it cannot be made or mapped.
+            ConfigError: the first worker of another engine, which starts at the same time, has this name.
         """
         if not 0 <= worker < MAX_WORKERS:
             raise StoreUnavailable(f"worker {worker}: staging memory serves {MAX_WORKERS} workers")
         staging = cls._open(name, nbytes)
+        if worker == 0:  # what is left of an engine that died so early is not locked
+            try:
+                fcntl.flock(staging._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                staging.close()
+                raise ConfigError(
+                    f"another engine on this machine, which is starting too, has the name {name[:64]!r}: give each "
+                    "engine an engine_id of its own, or none"
+                ) from error
         staging._view[_FLAGS_AT + worker] = 1
         return staging
 

@@ -64,6 +64,14 @@ def test_the_scheduler_sees_which_workers_have_mapped_it(name: str) -> None:
     late.close()
 
 
+def test_two_engines_of_one_name_that_start_together_do_not_share_it(name: str) -> None:
+    first = Staging.open_as_worker(name, NBYTES, 0)
+    with pytest.raises(ConfigError, match="engine_id"):
+        Staging.open_as_worker(name, NBYTES, 0)
+    first.close()  # as one that died before its scheduler came
+    Staging.open_as_worker(name, NBYTES, 0).close()
+
+
 def test_all_workers_are_counted(name: str) -> None:
     for rank in (2, 0, MAX_WORKERS - 1, 1):
         Staging.open_as_worker(name, NBYTES, rank)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from mmcache.agent.messages import Ask, Drop, Encoded, Granted, Item, Missing, Published, Ready, Waiting
 from mmcache.integrations.vllm.item import Copy, Resident, Wanted
@@ -316,6 +316,43 @@ def test_what_this_engine_cannot_encode_is_never_claimed_and_fails_its_request()
     assert world.want("private", wanted(1, encodable=False, shared=False)) == (True, True)
 
 
+def test_what_must_be_had_is_asked_for_again_once_there_is_an_agent() -> None:
+    world = World()
+    world.want("r", wanted(encodable=False))
+    world.asked()
+    world.table.agent_died()
+    assert world.want("r", wanted(encodable=False), reachable=False) == (True, False)
+    assert world.want("r", wanted(encodable=False), reachable=False) == (True, False)
+    assert world.asked() == []
+    assert world.want("r", wanted(encodable=False)) == (True, False)
+    [item] = world.asked()
+    world.hear(world.ready(item))
+    assert world.want("r", wanted(encodable=False)) == (False, False)
+    assert world.table.has(wanted(encodable=False))
+
+
+def test_but_not_for_ever() -> None:
+    world = World()
+    assert world.want("r", wanted(encodable=False), reachable=False) == (True, False)
+    world.now += FETCH_S
+    assert world.want("r", wanted(encodable=False), reachable=False) == (True, True)
+
+
+def test_a_miss_from_before_a_request_came_does_not_fail_it() -> None:
+    world = World()
+    world.want("first", wanted(0), wanted(1))
+    absent, _ = world.asked()
+    world.hear(Missing(absent.number, "absent"))
+    assert world.want("first", wanted(0), wanted(1)) == (True, False)
+    world.now += 1.0
+    assert world.want("second", wanted(0, encodable=False)) == (True, False)
+    world.table.request_ended("first")
+    assert world.want("second", wanted(0, encodable=False)) == (True, False)
+    [again] = world.asked()
+    world.hear(Missing(again.number, "absent"))
+    assert world.want("second", wanted(0, encodable=False)) == (True, True)
+
+
 def test_without_room_a_request_waits_and_then_encodes_for_itself() -> None:
     world = World(staging=8192)
     world.want("r", wanted(0), wanted(1))
@@ -459,12 +496,6 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def names_change(self) -> None:
         self.world.epoch += 1
-
-    @invariant()
-    def the_table_knows_whether_it_waits(self) -> None:
-        assert self.table._pending == sum(
-            item.phase.value in ("asked", "waiting") for item in self.table._items.values()
-        )
 
     def teardown(self) -> None:
         for request in ("a", "b", "c"):

@@ -101,6 +101,7 @@ def side_of(staging: Staging, link: Answers, *, loads: bool, reports: int) -> Sc
         link=link,  # type: ignore[arg-type]
         table=table,
         describe=lambda request: request.wanted,
+        can_encode=lambda request: all(item.encodable for item in request.wanted),
         workers=1,
         reports=reports,
     )
@@ -160,7 +161,15 @@ def test_and_while_it_is_not_known_yet_what_a_request_wants(engine: Engine) -> N
 
 def test_also_where_there_is_no_agent() -> None:
     table = ItemTable(STAGING_BYTES, is_fresh=lambda _: False, loads=True, saves=True, fetch_s=1.0, wait_s=1.0)
-    side = SchedulerSide(staging=None, link=None, table=table, describe=lambda _: None, workers=1, reports=1)
+    side = SchedulerSide(
+        staging=None,
+        link=None,
+        table=table,
+        describe=lambda _: None,
+        can_encode=lambda _: True,
+        workers=1,
+        reports=1,
+    )
     assert not side.ensure_available(request_of("first", wanted("cat")), 0)
     began = time.monotonic()
     side.build_step(freed=(), reaches_workers=False)
@@ -242,6 +251,12 @@ def test_nothing_is_promised_to_a_request_that_could_not_be_described(engine: En
     with pytest.raises(AttributeError):  # which the connector survives, and then has the request scheduled
         engine.side.ensure_available(other, 0)
     assert not engine.side.has("cat")
+
+
+def test_after_a_fault_a_request_is_encoded_here_or_where_that_cannot_be_fails_alone(engine: Engine) -> None:
+    assert engine.side.available_without(request_of("pixels", wanted("cat")))
+    assert not engine.side.available_without(request_of("metadata", wanted("cat"), wanted("dog", encodable=False)))
+    assert engine.side.take_unavailable() == {"metadata"}
 
 
 def test_what_an_engine_holds_is_forgotten_in_time_also_where_it_does_not_tell_what_it_frees(

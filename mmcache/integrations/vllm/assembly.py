@@ -90,6 +90,7 @@ def make_scheduler_side(vllm_config: Any) -> tuple[SchedulerSide, ItemReport]:
         link=link,
         table=table,
         describe=describe,
+        can_encode=describe.can_encode,
         workers=workers,
         reports=_reports(vllm_config, workers),
     )

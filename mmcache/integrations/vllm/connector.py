@@ -56,12 +56,17 @@ class StepReport(ECConnectorWorkerMetadata):  # type: ignore[misc]
         return StepReport(self.report.merged(other.report))
 
 
-def _nothing() -> None:
+def _nothing(*_: Any, **__: Any) -> None:
     """What a hook without a result returns."""
 
 
-def _survives(default: Callable[[], Any]) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
-    """A hook whose faults are ours, and must not be the engine's: then it returns `default()`."""
+def _without_cache(connector: MMCacheECConnector, request: Request, *_: Any, **__: Any) -> bool:
+    """Whether a request can be scheduled without a cache. Else it fails by itself, and not in the encoder."""
+    return connector._scheduler.available_without(request)
+
+
+def _survives(default: Callable[..., Any]) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
+    """A hook whose faults are ours, and must not be the engine's: then it returns what `default` makes of the call."""
 
     def decorate(hook: Callable[..., _Result]) -> Callable[..., _Result]:
         @functools.wraps(hook)
@@ -74,7 +79,7 @@ def _survives(default: Callable[[], Any]) -> Callable[[Callable[..., _Result]], 
                 if number & (number - 1) == 0:  # the 1st, 2nd, 4th, 8th, …
                     text = "a fault of the embedding cache in %s (number %d)"
                     _log.error(text, hook.__name__, number, exc_info=error)
-                return cast("_Result", default())
+                return cast("_Result", default(self, *arguments, **named))
 
         return survive
 
@@ -140,12 +145,12 @@ class MMCacheECConnector(ECConnectorBase):  # type: ignore[misc]
 
     # Scheduler side
 
-    @_survives(lambda: True)
+    @_survives(_without_cache)
     def ensure_cache_available(self, request: Request, num_computed_tokens: int) -> bool:
         """Defer a request whose embeddings are on their way here or are being encoded by another engine."""
         return self._scheduler.ensure_available(request, num_computed_tokens)
 
-    @_survives(lambda: False)
+    @_survives(lambda *_, **__: False)
     def has_cache_item(self, identifier: str) -> bool:
         """Whether an item's bytes are here, verified."""
         return self._scheduler.has(identifier)
@@ -159,7 +164,7 @@ class MMCacheECConnector(ECConnectorBase):  # type: ignore[misc]
         """What the workers copy in this step."""
         return StepMetadata(self._build_step(scheduler_output))
 
-    @_survives(lambda: Step(0, (), ()))
+    @_survives(lambda *_, **__: Step(0, (), ()))
     def _build_step(self, scheduler_output: SchedulerOutput) -> Step:
         return self._scheduler.build_step(
             freed=scheduler_output.free_encoder_mm_hashes,
@@ -173,13 +178,13 @@ class MMCacheECConnector(ECConnectorBase):  # type: ignore[misc]
         if isinstance(meta, StepReport):
             self._scheduler.step_returned(meta.report)
 
-    @_survives(lambda: (False, None))
+    @_survives(lambda *_, **__: (False, None))
     def request_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
         """Give up what the request wanted; a producer's answer tells what the items are."""
         self._scheduler.request_finished(request.request_id)
         return False, self._items.of(request) if self.is_producer else None
 
-    @_survives(set)
+    @_survives(lambda *_, **__: set())
     def take_unavailable_requests(self) -> set[str]:
         """Requests for items that nobody has and this engine cannot encode."""
         return self._scheduler.take_unavailable()

@@ -58,6 +58,10 @@ class Describer:
         self._compare(request)
         return [self._describe(feature, digest, request.cache_salt) for feature in request.mm_features]
 
+    def can_encode(self, request: Any) -> bool:
+        """Whether all of a request's items came with something for an encoder."""
+        return all(_has_input(item.data, self._metadata_fields(item.modality)) for item in request.mm_features)
+
     def _describe(self, feature: Any, digest: str | NoDigest | None, salt: str | None) -> Wanted:
         key, reason = request_key(self._identity, feature, lora_digest=digest, cache_salt=salt, tenant=self._tenant)
         position = feature.mm_position

@@ -117,6 +117,7 @@ class Item:
         self.epoch = 0
         self.width = 0
         self.source = ""
+        """Where its bytes came from; of one that is MISSING, why."""
 
     @property
     def nbytes(self) -> int:

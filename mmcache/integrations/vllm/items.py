@@ -26,6 +26,8 @@ GRACE_S: Final = 1.0
 """How much later than it should an agent may answer before its engine goes on without it."""
 GRANT_PATIENCE_S: Final = 2.0
 """How long a grant is kept that no step uses: then others may have it."""
+PASSING: Final = frozenset({"agent_died", "deadline", "not_asked"})
+"""Reasons of a miss that say nothing of the item: one that must be had is asked for again."""
 MAX_BLOCKS: Final = 4096
 MAX_OBSERVATIONS: Final = 1024
 
@@ -73,7 +75,6 @@ class ItemTable:
         self._items: dict[EmbeddingKey, Item] = {}
         self._blocks: dict[int, Item] = {}
         self._granted: dict[int, Item] = {}
-        self._pending = 0
         self._requests: dict[str, set[EmbeddingKey]] = {}
         self._first_seen: dict[str, float] = {}
         self._numbers = 0
@@ -88,9 +89,11 @@ class ItemTable:
         """The items that a request needs next: ask for what nobody asked for, and say whether to wait.
 
         To be called again while it is deferred, which ends by itself. With an agent that is not `reachable`, or that
-        has not answered in time, nothing is asked for.
+        has not answered in time, nothing is asked for: what can be encoded is, and the rest waits for the agent.
         """
         since = self._first_seen.setdefault(request, now)
+        patient = now < since + self._fetch_s
+        asks = reachable and not self._doubted
         mine = self._requests.setdefault(request, set())
         for key in mine.difference([one.key for one in wanted]):
             if self._items[key].phase is Phase.READY:
@@ -106,16 +109,17 @@ class ItemTable:
             if item is None and waiting:  # what would be granted could not be used before that
                 pending = True
                 continue
-            if item is None and reachable and not self._doubted:
+            if item is None and asks:
                 item = self._ask(one.key, one, now)
-                if item is None and now < since + self._fetch_s:  # no room yet
-                    pending = True
-                    continue
                 if item is not None:
                     asked.append(item)
+            if item is None and patient and (asks or not one.encodable):  # no room yet, or nobody to ask
+                pending = True
+                continue
             if item is None:
                 self.counters["miss.not_asked"] += 1
                 item = self._items[one.key] = Item(one.key, one, Phase.MISSING, requests=set(), now=now)
+                item.source = "not_asked"
             item.requests.add(request)
             mine.add(one.key)
             if not one.encodable:
@@ -124,6 +128,9 @@ class ItemTable:
                 self._doubted |= item.phase is Phase.ASKED
                 item = self._fail(item, "deadline")
             if item.phase in (Phase.ASKED, Phase.WAITING):
+                pending = True
+            elif item.phase is Phase.MISSING and not one.encodable and patient and _may_be_there(item, since):
+                self._leave(request, one.key)
                 pending = True
             elif item.phase is Phase.MISSING or item.wanted.rows != one.rows:
                 missing |= not one.encodable
@@ -225,11 +232,6 @@ class ItemTable:
         self._requests.pop(request, None)
 
     @property
-    def deferring(self) -> bool:
-        """Whether an answer of the agent's is awaited by requests."""
-        return self._pending > 0
-
-    @property
     def free_bytes(self) -> int:
         """Room for blocks that is left."""
         return self._extents.available
@@ -303,7 +305,6 @@ class ItemTable:
         if offset is None:
             return None
         item = Item(key, wanted, Phase.ASKED, requests=set(), now=now)
-        self._pending += 1
         self._numbers += 1
         item.number, item.offset, item.agent_holds = self._numbers, offset, True
         item.deadline = now + self._fetch_s + GRACE_S
@@ -363,6 +364,7 @@ class ItemTable:
         """Its requests go on without it: what stands for the key now."""
         self.counters[f"miss.{reason}"] += 1
         missing = Item(item.key, item.wanted, Phase.MISSING, requests=item.requests, now=item.since)
+        missing.source = reason
         item.requests = set()
         self._end(item)
         self._items[item.key] = missing
@@ -397,8 +399,6 @@ class ItemTable:
             self.outbox.append(Drop([number]))
 
     def _set(self, item: Item, phase: Phase) -> None:
-        pending = (Phase.ASKED, Phase.WAITING)
-        self._pending += (phase in pending) - (item.phase in pending)
         self._granted.pop(item.number, None)
         item.phase = phase
         if phase is Phase.GRANTED:
@@ -409,3 +409,8 @@ class ItemTable:
             self._extents.free(item.offset)
             item.offset = -1
             del self._blocks[item.number]
+
+
+def _may_be_there(missed: Item, since: float) -> bool:
+    """Whether a miss may be none for a request that came at `since`."""
+    return missed.source in PASSING or missed.since < since

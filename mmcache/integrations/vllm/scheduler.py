@@ -63,6 +63,7 @@ class SchedulerSide:
         link: to its agent; None without that memory.
         table: of its items.
         describe: what a request wants of the cache, item by item; None while that is not known yet.
+        can_encode: whether this engine has all that a request's items need to be encoded here.
         workers: how many workers load.
         reports: how many of them report each step that they have done to the scheduler. 0: vLLM drops what
             they report, as its first model runner does for a pure producer. Then the staging memory tells what the
@@ -76,6 +77,7 @@ class SchedulerSide:
         link: AgentLink | None,
         table: ItemTable,
         describe: Callable[[Request], list[Wanted] | None],
+        can_encode: Callable[[Request], bool],
         workers: int,
         reports: int,
     ) -> None:
@@ -85,6 +87,7 @@ class SchedulerSide:
         self._link = link
         self._table = table
         self._describe = describe
+        self._can_encode = can_encode
         self._workers = workers
         self._reports = reports
         self._mapped = False
@@ -136,6 +139,14 @@ class SchedulerSide:
             self._table.counters["deferred_ms"] += round((now - since) * 1000.0)
         return not verdict.deferred
 
+    def available_without(self, request: Request) -> bool:
+        """`ensure_available` after a fault: the engine encodes, or, what it cannot encode, fails."""
+        self._asking = None
+        if self._can_encode(request):
+            return True
+        self._unavailable.add(request.request_id)
+        return False
+
     def has(self, identifier: str) -> bool:
         """Whether the request that was last asked about can load this item, which the engine does not hold."""
         self._resident.pop(identifier, None)
@@ -157,7 +168,7 @@ class SchedulerSide:
         """What the workers copy in this step. `freed` is what the engine holds no longer."""
         for identifier in freed:
             self._resident.pop(identifier, None)
-        if not reaches_workers and (self._table.deferring or self._undescribed):
+        if not reaches_workers and (self._deferred_since or self._undescribed):
             self._send()
             self._wait()
         self._undescribed = False

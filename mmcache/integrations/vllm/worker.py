@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from mmcache.agent.staging import Staging
-from mmcache.errors import MMCacheError
+from mmcache.errors import ConfigError, MMCacheError
 from mmcache.integrations.vllm.item import Copy
 from mmcache.memory.host import dtype_name, dtype_of
 
@@ -56,6 +56,8 @@ class WorkerSide:
         self._staging: Staging | None = None
         try:
             self._staging = Staging.open_as_worker(name, staging_bytes, worker)
+        except ConfigError:
+            raise
         except MMCacheError as error:  # the scheduler sees that it is missing, and has nothing loaded or saved
             _log.error("this worker has no staging memory, so its engine uses no cache: %s", error)
 
