@@ -120,6 +120,7 @@ class Attacher:
         self._try_in_background(threading.Event(), before=attachment.store.close)
 
     def _count_ending(self) -> int:
+        """How many of those that were lost have not ended; forgets the others."""
         with self._lock:
             self._ending = [store for store in self._ending if not store.ended]
             return len(self._ending)
@@ -133,6 +134,7 @@ class Attacher:
     def _keep_trying(self, first_try_ended: threading.Event, before: Callable[[], None] | None) -> None:
         if before is not None:
             before()
+            self._count_ending()  # a client that has ended keeps 24 MiB for as long as anybody knows it
         while not self._closing.is_set():
             try:
                 self._try()

@@ -17,8 +17,16 @@ POOL_BYTES = 32 << 20
 LONG = 30.0
 
 
+CLIENT_BYTES = 24 << 20
+"""What an embedded client of Mooncake's takes of this process's own memory."""
+
+
 def shared_bytes() -> int:
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssShmem")]
+    return resident("RssShmem")
+
+
+def resident(kind: str) -> int:
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind)]
     return int(line.split()[1]) * 1024
 
 
@@ -53,6 +61,15 @@ def test_memory_of_a_replaced_attachment_is_returned_once_the_last_tensor_on_it_
     del held
     gc.collect()
     wait_until(lambda: shared_bytes() < before + POOL_BYTES // 2, timeout=LONG, what="the return of the memory")
+
+
+def test_an_embedded_client_that_was_replaced_leaves_nothing_behind(serving: Serving) -> None:
+    cache = serving.connect(attach="embedded", pool_bytes=POOL_BYTES)
+    replace_attachment(cache)  # what the first takes, allocators may keep
+    before = resident("RssAnon")
+    for _ in range(4):
+        replace_attachment(cache)
+    wait_until(lambda: resident("RssAnon") < before + 2 * CLIENT_BYTES, timeout=LONG, what="the memory of four clients")
 
 
 def test_quarantined_bytes_stay_until_their_client_has_ended(serving: Serving) -> None:
