@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import zmq
 
 from mmcache.control.messages import (
+    PROTOCOL_VERSION,
     Acquire,
     Acquired,
     ClientMessage,
@@ -96,7 +97,7 @@ class Client:
         self._requests = itertools.count(1)
         self._questions: deque[bytes] = deque()
         self._commits: deque[bytes] = deque()
-        self.socket.send(encode(Hello(1, "benchmark", "localhost", 1)))
+        self.socket.send(encode(Hello(PROTOCOL_VERSION, "benchmark", "localhost", 1)))
         welcome = decode_from_controller(self.receive())
         if not isinstance(welcome, Welcome):
             raise SystemExit(f"the server answered a hello with {welcome}")

@@ -33,8 +33,11 @@ from mmcache.control.messages import (
     Hit,
     Lookup,
 )
-from mmcache.controller.core import ControllerCore, ControllerLimits, Effects
-from mmcache.controller.server import serve
+from mmcache.controller.core import ControllerCore, Effects
+from mmcache.controller.durable import Past
+from mmcache.controller.limits import ControllerLimits
+from mmcache.controller.recorder import Recorder
+from mmcache.controller.server import serve, volatile_store
 
 CONTROLLER = ("mmcache.cli", "controller", "--bind", "tcp://127.0.0.1:0")
 LIMITS = {"MMCACHE_CONTROLLER__SESSION_TTL": "3600s", "MMCACHE_CONTROLLER__MAX_ENTRIES": "10000000"}
@@ -100,7 +103,10 @@ class AnswersFromStock(ControllerCore):
 
     def __init__(self, hits: int) -> None:
         super().__init__(
-            ControllerLimits(ttl_ms=3_600_000), term=1, lineage="baseline", random_session=itertools.count(1).__next__
+            ControllerLimits(ttl_ms=3_600_000),
+            term=1,
+            past=Past("baseline"),
+            random_session=itertools.count(1).__next__,
         )
         hit = Hit(0, 1 << 20, NBYTES, INFO)
         self._found: list[Hit | None] = [hit] * BATCH
@@ -126,4 +132,4 @@ def baseline(hits: int) -> tuple[str, ...]:
 
 if __name__ == "__main__":
     core = AnswersFromStock(int(sys.argv[1]))
-    serve("tcp://127.0.0.1:0", core, ready=lambda address: print(address, flush=True))
+    serve("tcp://127.0.0.1:0", core, Recorder(volatile_store()), ready=lambda address: print(address, flush=True))

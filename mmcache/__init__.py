@@ -25,11 +25,13 @@ from mmcache.errors import (
     StoreUnavailable,
 )
 from mmcache.key import EmbeddingKey, EncoderFingerprint
+from mmcache.selector import Selector
 
 if TYPE_CHECKING:
     from mmcache.client.aio import AsyncMMCache
     from mmcache.client.cache import MMCache
-    from mmcache.client.results import Embedding, EntryInfo, PutResult
+    from mmcache.client.invalidate import Invalidation
+    from mmcache.client.results import Embedding, EntryInfo, Mark, PutResult
 
 __version__ = _version("mmcache")
 
@@ -37,7 +39,9 @@ _LAZY = {
     "AsyncMMCache": "mmcache.client.aio",
     "Embedding": "mmcache.client.results",
     "EntryInfo": "mmcache.client.results",
+    "Invalidation": "mmcache.client.invalidate",
     "MMCache": "mmcache.client.cache",
+    "Mark": "mmcache.client.results",
     "PutResult": "mmcache.client.results",
 }
 """Imported on first use: the controller and the command line have no need of torch."""
@@ -64,11 +68,14 @@ __all__ = [
     "EntryInfo",
     "InvalidEntry",
     "InvalidKey",
+    "Invalidation",
     "LifecycleError",
     "MMCache",
     "MMCacheError",
+    "Mark",
     "PoolExhausted",
     "PutResult",
+    "Selector",
     "StoreUnavailable",
     "__version__",
 ]

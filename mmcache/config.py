@@ -108,6 +108,9 @@ class ClientSettings(_Section, frozen=True, kw_only=True):
     """Refuse to publish floating-point values that are not finite."""
     strict: Annotated[bool, Flag()] = False
     """Raise what would be a miss or a drop."""
+    on_stale: Annotated[Literal["miss", "serve"], Choice(words=("miss", "serve"))] = "miss"
+    """Without a fresh session, `miss`; or `serve` by what it knew last: then no invalidation waits for this client, and
+    what it returns may be stale."""
     local_entries: Annotated[bool, Flag()] = True
     """Keep entries that were read or published in the pool, while it has room."""
 
@@ -123,6 +126,9 @@ class ControllerSettings(_Section, frozen=True, kw_only=True):
     """A client that could not renew its session for so long serves nothing."""
     claim_timeout: Annotated[float, Duration(least=0.1, most=3600.0)] = 10.0
     """A claim that is not renewed for so long passes on."""
+    state: Annotated[str | None, Text(optional=True, max_length=4096)] = None
+    """File of what outlives the controller: lineage, invalidations, audit. On a local file system, in a directory that
+    exists. None: nothing does, and each start makes all entries from before unreachable."""
     max_entries: Annotated[int, Count()] = 2_000_000
     max_sessions: Annotated[int, Count(most=1_000_000)] = 10_000
 

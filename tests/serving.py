@@ -64,10 +64,15 @@ def raw_object(cache: MMCache, key: EmbeddingKey) -> bytes:
 
 
 class Controller:
-    """One `mmcache controller` process on a port that stays the same when it is started again."""
+    """One `mmcache controller` process on a port that stays the same when it is started again.
 
-    def __init__(self, folder: Path, port: int, *, session_ttl: float, claim_timeout: float) -> None:
+    Args:
+        durable: whether it has a file for what is to outlive it.
+    """
+
+    def __init__(self, folder: Path, port: int, *, session_ttl: float, claim_timeout: float, durable: bool) -> None:
         self.address = f"tcp://127.0.0.1:{port}"
+        self.state = folder / "controller.db"
         self._config = folder / "controller.yaml"
         self._config.write_text(
             json.dumps(
@@ -76,6 +81,7 @@ class Controller:
                         "bind": self.address,
                         "session_ttl": session_ttl,
                         "claim_timeout": claim_timeout,
+                        **({"state": str(self.state)} if durable else {}),
                     }
                 }
             )
@@ -107,6 +113,7 @@ class Serving:
         lease_ms: the store's read lease.
         master_options: for its command line.
         environment: for the sidecar, besides this process's.
+        durable: whether the controller has a file for what is to outlive it.
     """
 
     remote: Owner
@@ -122,6 +129,7 @@ class Serving:
         environment: Mapping[str, str] = NO_VARIABLES,
         session_ttl: float = 2.0,
         claim_timeout: float = 3.0,
+        durable: bool = False,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="mmcache-test-")
         self.folder = Path(self._folder.name)
@@ -130,7 +138,9 @@ class Serving:
         self.sidecar: Owner = self.store.start_owner(segment_bytes, environment=environment)
         if remote_bytes:
             self.remote = self.store.start_owner(remote_bytes)
-        self.controller = Controller(self.folder, free_port(), session_ttl=session_ttl, claim_timeout=claim_timeout)
+        self.controller = Controller(
+            self.folder, free_port(), session_ttl=session_ttl, claim_timeout=claim_timeout, durable=durable
+        )
         self.config = self.write_config("client.yaml")
         self._caches: list[MMCache] = []
         self._workers: list[Worker] = []

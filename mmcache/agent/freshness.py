@@ -33,6 +33,7 @@ class Freshness:
         """How long until `look` is to be called again, whoever needs it or not."""
         staging.set_fresh_until(0.0)
         self._begin_epoch()
+        channel.on_outdated(lambda _: self.look())  # an invalidation is complete only once nothing older is used here
 
     def look(self) -> int | None:
         """Bring the staging memory up to date; returns the epoch, or None while there is no fresh session."""
@@ -42,7 +43,7 @@ class Freshness:
                 self._staging.set_fresh_until(0.0)
                 self.pause_s = _WITHOUT_SESSION_S
                 return None
-            world = view.lineage, view.head
+            world = view.lineage, view.replica.head
             if world != self._world:
                 self._staging.set_fresh_until(0.0)
                 self._begin_epoch()

@@ -35,6 +35,7 @@ START_TIMEOUT_S: Final = 30.0
 """For each part, and for the proof that all of them serve."""
 STOP_TIMEOUT_S: Final = 5.0
 """A part that has not ended so long after SIGTERM is killed."""
+STATE_FILE: Final = "controller.db"
 _POLL_S: Final = 0.02
 
 
@@ -60,7 +61,7 @@ class Cluster:
 
     Args:
         settings: what clients and the controller shall use; the addresses in it are replaced. See `check_settings`.
-        directory: where `client.yaml` and each part's log go; an absolute path.
+        directory: where `client.yaml`, each part's log and the controller's state go; an absolute path.
         segment_bytes: memory that the owner lends to the store.
         ports: all of them chosen.
         environ: the environment of the parts; settings in it are left out, since `settings` holds them already.
@@ -85,7 +86,7 @@ class Cluster:
             control=f"tcp://{LOOPBACK}:{ports.control}",
         )
         self.client_file = directory / "client.yaml"
-        self._settings = _at(self.addresses, settings)
+        self._settings = _at(self.addresses, settings, directory / STATE_FILE)
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._ports = ports
@@ -227,13 +228,15 @@ def check_settings(settings: Settings) -> None:
             raise ConfigError(f"store.{name} is {value!r}: a cluster on this machine alone has {ours!r}; leave it out")
 
 
-def _at(addresses: Addresses, settings: Settings) -> Settings:
-    """The settings with the cluster's own addresses."""
+def _at(addresses: Addresses, settings: Settings, state: Path) -> Settings:
+    """The settings with the cluster's own addresses, and a file for what outlives its controller."""
     return Settings(
         store=msgspec.structs.replace(
             settings.store, master=addresses.master, metrics=addresses.metrics, sidecar=addresses.sidecar
         ),
         control=ControlSettings(address=addresses.control),
         client=settings.client,
-        controller=msgspec.structs.replace(settings.controller, bind=addresses.control),
+        controller=msgspec.structs.replace(
+            settings.controller, bind=addresses.control, state=settings.controller.state or str(state)
+        ),
     )

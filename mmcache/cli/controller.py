@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mmcache.cli.errors import ClusterError, reported
 from mmcache.config import Settings, load
+
+if TYPE_CHECKING:
+    from mmcache.controller.state.base import StateStore
 
 
 def controller(
@@ -40,8 +44,9 @@ def controller(
 
 
 def _serve(settings: Settings) -> None:
-    from mmcache.controller.core import ControllerLimits  # noqa: PLC0415 (`mmcache --help` needs none of it)
-    from mmcache.controller.server import new_core, serve  # noqa: PLC0415
+    from mmcache.controller.limits import ControllerLimits  # noqa: PLC0415 (`mmcache --help` needs none of it)
+    from mmcache.controller.server import begin_term, serve  # noqa: PLC0415
+    from mmcache.controller.state.base import StateFull, StateLost, StateUnusable  # noqa: PLC0415
 
     limits = ControllerLimits(
         ttl_ms=_milliseconds(settings.controller.session_ttl),
@@ -52,12 +57,29 @@ def _serve(settings: Settings) -> None:
     )
     gc.collect()
     gc.freeze()  # what the imports made lives as long as the process: no collection, and so no pause, is to walk it
+    bind = settings.controller.bind
     try:
-        serve(settings.controller.bind, new_core(limits), ready=lambda address: typer.echo(f"controller at {address}"))
+        with contextlib.closing(_open_state(settings.controller.state)) as store:
+            core, recorder = begin_term(store, limits)
+            serve(bind, core, recorder, ready=lambda address: typer.echo(f"controller at {address}"))
     except OSError as error:
-        if error.filename != settings.controller.bind:  # of the output, say
+        if error.filename != bind:  # of the output, say
             raise
-        raise ClusterError(f"cannot listen at {settings.controller.bind}: {error.strerror}") from error
+        raise ClusterError(f"cannot listen at {bind}: {error.strerror}") from error
+    except (StateUnusable, StateLost, StateFull) as error:
+        raise ClusterError(str(error)) from error
+
+
+def _open_state(path: str | None) -> StateStore:
+    from mmcache.controller.server import volatile_store  # noqa: PLC0415
+    from mmcache.controller.state.sqlite import SqliteStateStore  # noqa: PLC0415
+
+    if path is not None:
+        return SqliteStateStore.open(Path(path))
+    logging.getLogger(__name__).warning(
+        "controller.state names no file: entries and invalidations of before this start are forgotten"
+    )
+    return volatile_store()
 
 
 def _milliseconds(seconds: float) -> int:

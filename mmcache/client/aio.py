@@ -16,10 +16,14 @@ import torch
 
 from mmcache.client.cache import MMCache
 from mmcache.client.calls import IoThreads, Overloaded
+from mmcache.client.invalidate import Invalidation
 from mmcache.client.local import Like
+from mmcache.client.notices import OnInvalidate
 from mmcache.client.publish import Encoded, dropped
-from mmcache.client.results import Embedding, EntryInfo, PutResult
+from mmcache.client.results import Embedding, EntryInfo, Mark, PutResult
+from mmcache.errors import DeadlineExceeded
 from mmcache.key import EmbeddingKey
+from mmcache.selector import Selector
 
 _Result = TypeVar("_Result")
 
@@ -104,10 +108,41 @@ class AsyncMMCache:
         *,
         meta: Mapping[str, object] | None = None,
         cost_ms: float = 0.0,
+        since: Mark | None = None,
         timeout: float | None = None,
     ) -> PutResult:
         """See `MMCache.put`."""
-        return (await self.put_many([(key, encoded)], meta=meta, cost_ms=cost_ms, timeout=timeout))[0]
+        return (await self.put_many([(key, encoded)], meta=meta, cost_ms=cost_ms, since=since, timeout=timeout))[0]
+
+    def mark(self) -> Mark:
+        """See `MMCache.mark`; it does not wait for anything."""
+        return self._cache.mark()
+
+    def on_invalidate(self, function: OnInvalidate) -> None:
+        """See `MMCache.on_invalidate`: it is called on another thread than this event loop's."""
+        self._cache.on_invalidate(function)
+
+    async def invalidate(
+        self,
+        selector: Selector,
+        *,
+        reason: str = "",
+        wait: bool = False,
+        everything: bool = False,
+        timeout: float = 30.0,
+    ) -> Invalidation:
+        """See `MMCache.invalidate`."""
+
+        def late() -> Invalidation:
+            raise DeadlineExceeded("no thread was free to ask the controller")
+
+        return await self._call(
+            lambda left: self._cache.invalidate(
+                selector, reason=reason, wait=wait, everything=everything, timeout=left
+            ),
+            timeout,
+            late,
+        )
 
     async def put_many(
         self,
@@ -115,12 +150,13 @@ class AsyncMMCache:
         *,
         meta: Mapping[str, object] | None = None,
         cost_ms: float = 0.0,
+        since: Mark | None = None,
         timeout: float | None = None,
     ) -> list[PutResult]:
         """See `MMCache.put_many`."""
         pairs = list(entries)
         return await self._call(
-            lambda left: self._cache.put_many(pairs, meta=meta, cost_ms=cost_ms, timeout=left),
+            lambda left: self._cache.put_many(pairs, meta=meta, cost_ms=cost_ms, since=since, timeout=left),
             self._cache._settings.client.publish_timeout if timeout is None else timeout,
             lambda: self._cache._late("put", [dropped("deadline")] * len(pairs)),
         )

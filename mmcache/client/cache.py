@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -15,12 +16,15 @@ import torch
 
 from mmcache import config
 from mmcache.client.compute import Computation, ComputeMany, Timeouts
+from mmcache.client.invalidate import Invalidation, follow, invalidate
 from mmcache.client.local import Expectation, Like
 from mmcache.client.names import NamedKey
+from mmcache.client.notices import OnInvalidate
 from mmcache.client.parts import Parts
 from mmcache.client.publish import DUPLICATE, Encoded, Publication, dropped
 from mmcache.client.reads import ABSENT
-from mmcache.client.results import Embedding, EntryInfo, PutResult
+from mmcache.client.results import Embedding, EntryInfo, Mark, PutResult
+from mmcache.control.messages import INVALIDATED
 from mmcache.entry import decode_info
 from mmcache.errors import (
     CORRUPT_REASONS,
@@ -35,6 +39,7 @@ from mmcache.errors import (
     StoreUnavailable,
 )
 from mmcache.key import EmbeddingKey
+from mmcache.selector import Selector
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -171,10 +176,17 @@ class MMCache:
         *,
         meta: Mapping[str, object] | None = None,
         cost_ms: float = 0.0,
+        since: Mark | None = None,
         timeout: float | None = None,
     ) -> PutResult:
         """Publish one embedding. See `put_many`."""
-        return self.put_many([(key, encoded)], meta=meta, cost_ms=cost_ms, timeout=timeout)[0]
+        return self.put_many([(key, encoded)], meta=meta, cost_ms=cost_ms, since=since, timeout=timeout)[0]
+
+    def mark(self) -> Mark:
+        """Where the sequence of invalidations is. Take it before you encode, and `put` with `since=` of it."""
+        self._check_usable()
+        view = self._channel.fresh()
+        return Mark("", -1) if view is None else Mark(view.lineage, view.replica.head)
 
     def put_many(
         self,
@@ -182,6 +194,7 @@ class MMCache:
         *,
         meta: Mapping[str, object] | None = None,
         cost_ms: float = 0.0,
+        since: Mark | None = None,
         timeout: float | None = None,
     ) -> list[PutResult]:
         """Publish embeddings in one batch; when it returns `stored`, every process can read them.
@@ -191,6 +204,8 @@ class MMCache:
                 metadata of its own. A key given twice is published once.
             meta: plain data to keep with every entry (`{"grid_thw": [1, 16, 16]}`; lists, not tuples); about 2 KiB.
             cost_ms: what encoding one of them cost.
+            since: from `mark()`, called before they were encoded: what was invalidated after it is dropped. Without it
+                this call is your word that they are current.
             timeout: seconds; `client.publish_timeout` by default.
 
         Raises:
@@ -201,7 +216,7 @@ class MMCache:
         pairs = list(entries)
         keys = [key for key, _ in pairs]
         _check_keys(keys)
-        targets = self._reader.wanted(keys)
+        targets = self._reader.wanted(keys, publishing=True)
         publications = [
             self._publisher.prepare(target, encoded, meta=meta, cost_ms=cost_ms)
             for target, (_, encoded) in zip(
@@ -215,11 +230,20 @@ class MMCache:
             self._counters.add("put", len(distinct), reason="not_fresh")
             results = [dropped("not_fresh")] * len(distinct)
         else:
+            outdated = [
+                name
+                for name, item in distinct.items()
+                if since is not None and not since.covers(item.target.lineage, item.target.generation)
+            ]
+            current = [item for name, item in distinct.items() if name not in outdated]
+            if outdated:
+                self._counters.add("put", len(outdated), reason=INVALIDATED)
             try:
-                results = self._publisher.publish(list(distinct.values()), deadline=deadline)
+                published = iter(self._publisher.publish(current, deadline=deadline) if current else ())
             except Exception as error:  # noqa: BLE001 - no fault of the cache may reach an engine; counted and logged
                 self._survive(error)
-                results = [dropped("failed")] * len(distinct)
+                published = itertools.repeat(dropped("failed"))
+            results = [dropped(INVALIDATED) if name in outdated else next(published) for name in distinct]
         for result in results:
             if not result.readable:
                 self._complain(result.reason, publishing=True)
@@ -228,6 +252,45 @@ class MMCache:
             DUPLICATE if by_name[item.name].readable and item is not distinct[item.name] else by_name[item.name]
             for item in publications
         ]
+
+    # Invalidating
+
+    def invalidate(
+        self,
+        selector: Selector,
+        *,
+        reason: str = "",
+        wait: bool = False,
+        everything: bool = False,
+        timeout: float = 30.0,
+    ) -> Invalidation:
+        """Have no entry served any more that matches.
+
+        Args:
+            selector: which: `Selector(model="siglip", version="3")`, `Selector.exactly(key)`.
+            reason: for people; at most 512 characters.
+            wait: return when no `get` that starts afterwards, on any client, returns an entry that matches and was
+                published before: within milliseconds, or the time to live of sessions where a client is silent.
+            everything: allows a selector that is empty, and so matches everything.
+            timeout: seconds. After it the result says whom it waits for: the invalidation is made all the same.
+
+        Raises (also without `strict`, since whoever asks must know): InvalidKey, ControllerUnavailable or
+        DeadlineExceeded. It may have been made even so.
+        """
+        self._check_usable()
+        deadline = self._deadline(timeout, timeout)
+        made = invalidate(self._channel, selector, reason=reason, everything=everything, deadline=deadline)
+        return follow(self._channel, made, deadline=deadline) if wait else made
+
+    def on_invalidate(self, function: OnInvalidate) -> None:
+        """Have a function called with selectors whenever something was invalidated, soon after it counts here.
+
+        For what this cache cannot know of: an engine's own caches, say. It runs on a thread of the cache's own, with
+        all that has come since its last call; an invalidation may be complete before it was called. A selector that is
+        empty means everything. What it raises is logged and counted (`on_invalidate_failed`).
+        """
+        self._check_usable()
+        self._parts.notices.add(function)
 
     # Computing once
 

@@ -17,7 +17,7 @@ from mmcache.client.publish import Encoded, Publication, Publisher
 from mmcache.client.reads import UNPUBLISHED, Reader
 from mmcache.client.results import Embedding, PutResult
 from mmcache.control.channel import Acquisition, ControlChannel
-from mmcache.control.messages import CLAIMED, AbortReason, Granted, Hit, Unclaimed, Waiting
+from mmcache.control.messages import CLAIMED, INVALIDATED, AbortReason, Granted, Hit, Unclaimed, Waiting
 from mmcache.errors import ControllerUnavailable, DeadlineExceeded, InvalidEntry, LifecycleError
 from mmcache.key import EmbeddingKey
 from mmcache.metrics import Counters
@@ -185,7 +185,7 @@ class Computation:
             elif isinstance(answer, Hit):
                 item = item.at(answer.generation, answer.nbytes)
                 hits[item.name] = (item, answer)
-            elif isinstance(answer, Unclaimed) and answer.reason == CLAIMED:
+            elif isinstance(answer, Unclaimed) and answer.reason in (CLAIMED, INVALIDATED):
                 again.append(item)
             elif isinstance(answer, Unclaimed):
                 self._counters.add("unclaimed")

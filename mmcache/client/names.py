@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
+from mmcache.control.replica import Replica
 from mmcache.key import EmbeddingKey, store_name
 
 MAX_NAMES = 16_384
@@ -33,14 +36,31 @@ class NamedKey(NamedTuple):
 
 
 class Names(dict[EmbeddingKey, NamedKey]):
-    """The keys of one lineage at generation 0 with their names, each made when it is first looked up; bounded."""
+    """Keys with their names, as long as a replica stays as it is; each made when it is first looked up. Bounded.
 
-    def __init__(self, lineage: str) -> None:
+    Args:
+        replica: says the keys' generations.
+        before: names from before it changed: most of them are the same still.
+    """
+
+    def __init__(self, replica: Replica, before: Mapping[EmbeddingKey, NamedKey] = MappingProxyType({})) -> None:
         super().__init__()
-        self.lineage = lineage
+        self.replica = replica
+        self.head = replica.head  # first: what it may gain while names are made is not promised by it
+        self._before = before
 
     def __missing__(self, key: EmbeddingKey) -> NamedKey:
         if len(self) >= MAX_NAMES:
             self.clear()
-        named = self[key] = NamedKey.of(key, self.lineage, generation=0)
+            self._before = {}
+        generation = self.replica.generation(key.scope, key.mm_digest)
+        named = self._before.get(key)
+        if named is None or named.generation != generation or named.lineage != self.replica.lineage:
+            named = NamedKey.of(key, self.replica.lineage, generation)
+        self[key] = named
         return named
+
+    def renewed(self, replica: Replica) -> Names:
+        """The names now."""
+        self._before = {}  # one generation of them is enough
+        return Names(replica, self)

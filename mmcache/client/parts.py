@@ -13,6 +13,7 @@ import weakref
 from mmcache.client.attachment import Attacher
 from mmcache.client.calls import IoThreads
 from mmcache.client.health import StoreHealth
+from mmcache.client.notices import Notices
 from mmcache.client.publish import Publisher
 from mmcache.client.reads import Reader
 from mmcache.config import Settings
@@ -47,7 +48,14 @@ class Parts:
             counters=self.counters,
         )
         self.health = StoreHealth(self.attacher, self.counters)
-        self.channel = ControlChannel(settings.control.address, name=name, counters=self.counters)
+        self.channel = ControlChannel(
+            settings.control.address,
+            name=name,
+            serves_stale=client.on_stale == "serve",
+            counters=self.counters,
+        )
+        self.notices = Notices(self.counters)
+        self.channel.on_outdated(self.notices.tell)
         self.reader = Reader(
             io=self.io,
             channel=self.channel,
@@ -96,6 +104,7 @@ class Parts:
         if os.getpid() != self.process:
             return
         self.channel.close()
+        self.notices.close()
         deadline = time.monotonic() + END_SECONDS
         self.attacher.close(deadline)
         self.health.close(deadline)

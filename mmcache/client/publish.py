@@ -20,7 +20,7 @@ from mmcache.client.local import LocalEntry
 from mmcache.client.names import NamedKey
 from mmcache.client.results import DEFAULT_TENSOR, Embedding, PutResult
 from mmcache.control.channel import CommitEntry, ControlChannel
-from mmcache.control.messages import CommitStatus
+from mmcache.control.messages import INVALIDATED, CommitStatus
 from mmcache.entry import (
     PREFIX_BYTES,
     EntryHeader,
@@ -353,6 +353,8 @@ class Publisher:
         for item, status in zip(stored, statuses, strict=True):
             if status is CommitStatus.DUPLICATE:
                 results[item.name] = DUPLICATE
+            elif status is CommitStatus.OUTDATED:
+                results[item.name] = dropped(INVALIDATED)
             elif status is not CommitStatus.STORED:
                 results[item.name] = dropped(status.name.lower())
 

@@ -21,6 +21,7 @@ from mmcache.client.names import NamedKey, Names
 from mmcache.client.results import Embedding
 from mmcache.client.transfers import Arrival, Transfer, Transfers
 from mmcache.control.channel import ControlChannel
+from mmcache.control.replica import Replica
 from mmcache.entry import EntryHeader
 from mmcache.errors import (
     CORRUPT_REASONS,
@@ -116,7 +117,7 @@ class Reader:
         self._transfers = Transfers(io=io, attacher=attacher, health=health, verify=verify)
         self._local_entries = local_entries
         self._sizes = ExpectedSizes(default_bytes=default_bytes)
-        self._names = Names("")
+        self._names = Names(Replica(""))
         self._lease_s = 0.0
         self._flights: dict[str, _Flight] = {}
         self._flights_lock = threading.Lock()
@@ -126,15 +127,18 @@ class Reader:
         self.store_latency = Latency()
         self.local_latency = Latency()
 
-    def wanted(self, keys: Sequence[EmbeddingKey]) -> list[NamedKey] | None:
-        """The names of these keys now; None while this process has no fresh session, and so cannot know them."""
-        view = self._channel.fresh()
+    def wanted(self, keys: Sequence[EmbeddingKey], *, publishing: bool = False) -> list[NamedKey] | None:
+        """The names of these keys now; None while this process has no fresh session, and so cannot know them.
+
+        Where staleness is allowed they may be old ones, but not for `publishing`.
+        """
+        view = self._channel.fresh() if publishing else self._channel.readable()
         if view is None:
             return None
         self._lease_s = view.lease_s
         names = self._names
-        if names.lineage != view.lineage:
-            names = self._names = Names(view.lineage)
+        if names.head != view.replica.head or names.replica is not view.replica:
+            names = self._names = names.renewed(view.replica)
         return [names[key] for key in keys]
 
     def read(self, wanted: Sequence[NamedKey], *, expect: Expectation | None, deadline: float) -> ReadBatch:

@@ -58,6 +58,20 @@ class PutResult(NamedTuple):
         return self.status != "dropped"
 
 
+class Mark(NamedTuple):
+    """A point in the sequence of invalidations, which `MMCache.mark` makes: what follows it, a mark does not know.
+
+    `number` is -1 where there was no fresh session: everything may have been invalidated since.
+    """
+
+    lineage: str
+    number: int
+
+    def covers(self, lineage: str, generation: int) -> bool:
+        """Whether a key of this generation was the same at the mark already."""
+        return lineage == self.lineage and generation <= self.number
+
+
 class EntryInfo(NamedTuple):
     """What the controller's directory knows of an entry."""
 

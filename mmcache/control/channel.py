@@ -19,10 +19,20 @@ from mmcache.control.batches import CommitEntry, commit_batches, key_batches, mi
 from mmcache.control.calls import Acquisition, Call
 from mmcache.control.exchange import MAX_REQUESTS
 from mmcache.control.link import Link
-from mmcache.control.messages import PROTOCOL_VERSION, AbortReason, CommitStatus, Hello, Hit
+from mmcache.control.messages import (
+    PROTOCOL_VERSION,
+    AbortReason,
+    CommitStatus,
+    Figures,
+    Hello,
+    Hit,
+    Invalidated,
+    Progress,
+)
 from mmcache.control.session import Session, SessionView
 from mmcache.errors import ConfigError, ControllerUnavailable, DeadlineExceeded, LifecycleError
 from mmcache.key import EmbeddingKey
+from mmcache.selector import Selector
 
 if TYPE_CHECKING:
     from mmcache.metrics import Counters
@@ -50,6 +60,7 @@ class ControlChannel:
     Args:
         address: the controller's, such as `tcp://127.0.0.1:7710`. Nothing needs to listen there yet.
         name: labels this client for people; 1 to 128 characters.
+        serves_stale: whether it reads by what it knew last, however long ago. No invalidation waits for it then.
         counters: counts sessions, losses, ignored messages and claims under names that begin with `control.`.
 
     Raises (every method): LifecycleError in a child after fork. Calls with an answer also raise LifecycleError before
@@ -57,13 +68,16 @@ class ControlChannel:
     it is lost meanwhile, and when this client has too much under way.
     """
 
-    def __init__(self, address: str, *, name: str, counters: Counters | None = None) -> None:
+    def __init__(
+        self, address: str, *, name: str, serves_stale: bool = False, counters: Counters | None = None
+    ) -> None:
         if not 1 <= len(name) <= 128:
             raise ConfigError(f"the client's name must have 1 to 128 characters, not {len(name)}")
         self._address = address
         self._process = os.getpid()
         self._counters = counters
-        hello = Hello(PROTOCOL_VERSION, name, socket.gethostname()[:512], os.getpid())
+        self._serves_stale = serves_stale
+        hello = Hello(PROTOCOL_VERSION, name, socket.gethostname()[:512], os.getpid(), serves_stale=serves_stale)
         session = Session(hello, random=random.random, counters=counters)
         self._link = Link(address, session, counters=counters)
         # the thread keeps the link alive, not the channel, so a channel that is dropped, or still open at exit, ends
@@ -85,6 +99,11 @@ class ControlChannel:
         self._check()
         return self._link.fresh_view()
 
+    def readable(self) -> SessionView | None:
+        """By what reads go: the session, if it is fresh now; where staleness is allowed, also the last that was."""
+        view = self.fresh()
+        return self._link.last_view if view is None and self._serves_stale else view
+
     def wait_fresh(self, timeout: float) -> SessionView | None:
         """Wait up to `timeout` seconds for a fresh session."""
         self._check()
@@ -92,8 +111,11 @@ class ControlChannel:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether a call had no answer in time, and nothing was heard since: calls end at once, as unavailable."""
-        return self._link.in_doubt
+        """Whether calls end at once, as unavailable: one had no answer in time, or there is no session.
+
+        Names may be fresh even so, and what the store has can be read.
+        """
+        return self._link.in_doubt or not self._link.connected
 
     def acquire(
         self, keys: Sequence[EmbeddingKey], *, wait_s: float, deadline: float, renew_for_s: float = 120.0
@@ -146,8 +168,35 @@ class ControlChannel:
 
     def inspect(self, *, deadline: float) -> dict[str, int]:
         """The controller's figures by name: sizes of its tables now, and what it counted since its start."""
-        call: Call[dict[str, int]] = Call(1)
-        return self._ask_or_forget(call, functools.partial(self._link.exchange.inspect, call), deadline)[0]
+        call: Call[Figures] = Call(1)
+        return self._ask_or_forget(call, functools.partial(self._link.exchange.inspect, call), deadline)[0].figures
+
+    def invalidate(self, selector: Selector, *, reason: str, idempotency: str, deadline: float) -> tuple[str, int]:
+        """Have nothing served any more that matches. Returns the lineage, and the invalidation's durable number in it.
+
+        Args:
+            reason: for people; at most 512 characters.
+            idempotency: of at most 128 characters. Asked once more with the same, there is still but one invalidation.
+        """
+        view = self.fresh()
+        call: Call[Invalidated] = Call(1)
+        ask = functools.partial(self._link.exchange.invalidate, call, selector, reason, idempotency)
+        number = self._ask_or_forget(call, ask, deadline)[0].number
+        return view.lineage if view is not None else "", number
+
+    def follow(self, lineage: str, number: int, *, wait_s: float, deadline: float) -> Progress:
+        """How far an invalidation is: once it is complete, or after `wait_s`."""
+        call: Call[Progress] = Call(1)
+        ask = functools.partial(self._link.exchange.follow, call, number, int(wait_s * 1000), lineage)
+        return self._ask_or_forget(call, ask, deadline)[0]
+
+    def on_outdated(self, listener: Callable[[Sequence[Selector] | None], object]) -> None:
+        """Have a function called whenever something is not what it was: what matches these, or everything.
+
+        It is called on the channel's thread, before the controller hears of it, so it must be quick, and never raise.
+        What it keeps alive lives as long as the channel.
+        """
+        self._link.listeners += (listener,)
 
     def abort(self, tokens: Sequence[int], reason: AbortReason) -> None:
         """Give up claims. Does not wait; tokens that are no live claims of this session are ignored."""
@@ -170,7 +219,7 @@ class ControlChannel:
             raise DeadlineExceeded("the deadline had passed before the controller was asked")
         if self._link.in_doubt:
             raise ControllerUnavailable(f"{self._address} did not answer in time, and nothing was heard of it since")
-        if self._link.fresh_view() is None:
+        if not self._link.connected or self._link.fresh_view() is None:
             raise ControllerUnavailable(f"no fresh session with {self._address}: {self._link.trouble}")
         if self._link.backlog >= MAX_REQUESTS:
             raise ControllerUnavailable("overloaded: too many calls wait for the control channel")

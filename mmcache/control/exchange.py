@@ -30,13 +30,17 @@ from mmcache.control.messages import (
     CommitStatus,
     Committed,
     Figures,
+    Follow,
     Found,
     Granted,
     Hit,
     Inspect,
+    Invalidate,
+    Invalidated,
     Leave,
     Lookup,
     Missing,
+    Progress,
     Refused,
     Renew,
     Renewed,
@@ -45,6 +49,7 @@ from mmcache.control.messages import (
     Resolved,
     Waiting,
 )
+from mmcache.selector import Selector
 
 if TYPE_CHECKING:
     from mmcache.control.session import SessionView
@@ -58,10 +63,13 @@ MAX_CLAIMS: Final = 65_536
 _DAY_MS: Final = 86_400_000
 
 
+_Answer = Acquired | Committed | Found | Figures | Renewed | Invalidated | Progress
+
+
 class _Request(NamedTuple):
     """A request without an answer yet; results go to `call`, at `indices`. Renewals have no call."""
 
-    answer: type[Acquired | Committed | Found | Figures | Renewed]
+    answer: type[_Answer]
     call: Call[Any] | None
     indices: Sequence[int]
 
@@ -130,7 +138,17 @@ class Exchange:
             term, session, number = self._open(Found, call, indices)
             self._send(Lookup(term, session, number, groups))
 
-    def inspect(self, call: Call[dict[str, int]]) -> None:
+    def invalidate(self, call: Call[Invalidated], selector: Selector, reason: str, idempotency: str) -> None:
+        """Ask for an invalidation, whose number is one result."""
+        if self._accepts(call, 1):
+            self._send(Invalidate(*self._open(Invalidated, call, (0,)), selector, reason, idempotency))
+
+    def follow(self, call: Call[Progress], number: int, wait_ms: int, lineage: str) -> None:
+        """Ask to be told when an invalidation is complete, or how far it is after a while."""
+        if self._accepts(call, 1, lineage=lineage):
+            self._send(Follow(*self._open(Progress, call, (0,)), number, wait_ms))
+
+    def inspect(self, call: Call[Figures]) -> None:
         """Ask for the controller's figures, which are one result."""
         if self._accepts(call, 1):
             self._send(Inspect(*self._open(Figures, call, (0,))))
@@ -171,9 +189,7 @@ class Exchange:
 
     # What the controller says, and time
 
-    def received(
-        self, message: Acquired | Resolved | Renewed | Committed | Found | Figures | Refused, now: float
-    ) -> None:
+    def received(self, message: _Answer | Resolved | Refused, now: float) -> None:
         """A message of the present session."""
         if isinstance(message, Resolved):
             self._resolved(message, now)
@@ -196,9 +212,9 @@ class Exchange:
         del self._requests[message.request]
         if isinstance(message, Renewed):
             self._count("control.claim_lost", self._claims.lost(message.lost))
-        elif isinstance(message, Figures):
+        elif isinstance(message, Figures | Invalidated | Progress):
             if request.call is not None:
-                request.call.deliver(request.indices, [message.figures])
+                request.call.deliver(request.indices, [message])
         elif request.call is not None and len(message.results) != len(request.indices):
             self._count("control.unasked")
             request.call.fail("the controller's answer has another length than the question")
@@ -278,7 +294,7 @@ class Exchange:
 
     def _open(
         self,
-        answer: type[Acquired | Committed | Found | Figures | Renewed],
+        answer: type[_Answer],
         call: Call[Any] | None,
         indices: Sequence[int],
     ) -> tuple[int, int, int]:

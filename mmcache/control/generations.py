@@ -97,14 +97,16 @@ class GenerationTable:
             for place, number in shape.numbers.items()
         )
 
-    def compact(self) -> int:
-        """Forget what a later invalidation covers; returns how many were forgotten."""
+    def compact(self) -> list[int]:
+        """Forget what a later invalidation covers; returns the numbers that were forgotten."""
         covered = [(shape, place) for shape, place, number, selector in self._all() if self._covered(number, selector)]
+        forgotten = []
         for shape, place in covered:
-            del shape.numbers[place], shape.selectors[place]
+            forgotten.append(shape.numbers.pop(place))
+            del shape.selectors[place]
         for given in [given for given, shape in self._shapes.items() if not shape.numbers]:
             del self._shapes[given]
-        return len(covered)
+        return forgotten
 
     def coarser(self) -> Selector | None:
         """None within the budget. Else an invalidation to make: once applied, `compact` forgets many old ones for it.

@@ -26,7 +26,19 @@ from mmcache.control.messages import (
     decode_from_controller,
     encode,
 )
-from mmcache.control.session import Began, Connect, Deliver, Effect, Lost, Phase, Send, Session, SessionView
+from mmcache.control.session import (
+    Began,
+    Connect,
+    Deliver,
+    Effect,
+    Lost,
+    Outdated,
+    Phase,
+    Send,
+    Session,
+    SessionView,
+)
+from mmcache.selector import Selector
 
 if TYPE_CHECKING:
     from mmcache.metrics import Counters
@@ -80,8 +92,12 @@ class Link:
     def __init__(self, address: str, session: Session, *, counters: Counters | None = None) -> None:
         self.view: SessionView | None = None
         """The session as last confirmed. Any thread may read it; it is fresh only before its `fresh_until`."""
+        self.last_view: SessionView | None = None
+        """The last there was, however old."""
         self.exchange = Exchange(self._send, counters=counters)
         """For commands only: it belongs to the thread."""
+        self.listeners: tuple[Callable[[Sequence[Selector] | None], object], ...] = ()
+        """Called on the thread with what is outdated, before the controller hears that it counts here."""
         self._address = address
         self._session = session
         self._counters = counters
@@ -97,6 +113,8 @@ class Link:
         self.in_doubt = False
         """Whether a caller waited in vain, and nothing was heard since: nobody else should."""
         self._heard_at = self._in_vain_since = -math.inf
+        self.connected = False
+        """Whether there is a session now. One that was lost is fresh for its time still."""
         self._broken = False
         """Whether a message could not be sent: the connection is down, and the session with it."""
 
@@ -164,10 +182,10 @@ class Link:
         return None
 
     def wait_for_fresh_view(self, timeout: float) -> SessionView | None:
-        """The session once it is fresh; None after `timeout` seconds, or when none will be."""
+        """The session once there is one and it is fresh; None after `timeout` seconds, or when none will be."""
         deadline = time.monotonic() + timeout
         with self._state:
-            while (view := self.fresh_view()) is None and not self._stopping:
+            while (view := self.fresh_view() if self.connected else None) is None and not self._stopping:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     break
@@ -246,13 +264,17 @@ class Link:
                 case Send(message):
                     self._send(message)
                 case Began(view):
+                    self.connected = True
                     self.exchange.begin(view)
                     _log.info("session with the controller at %s (lineage %s)", self._address, view.lineage)
                 case Lost(reason):
-                    self._show(None)  # before anyone is told, so that nobody finds it fresh afterwards
+                    self.connected = False  # before anyone is told, so that nobody asks again at once
                     self._disconnect(linger_ms=0)
                     self.exchange.lost(reason)
                     _log.info("no session with the controller at %s: %s", self._address, self._session.trouble)
+                case Outdated(selectors):
+                    for listener in self.listeners:
+                        listener(selectors)
                 case Deliver(message):
                     self.exchange.received(message, time.monotonic())
         self._show(self._session.view)
@@ -261,6 +283,7 @@ class Link:
         if view is not self.view:
             with self._state:
                 self.view = view
+                self.last_view = view or self.last_view
                 self._state.notify_all()
 
     def _connect(self) -> None:
@@ -298,6 +321,7 @@ class Link:
             self._broken = True
 
     def _end(self) -> None:
+        self.connected = False
         self._show(None)
         self.exchange.lost("closed")
         self._perform(self._session.close())

@@ -6,6 +6,8 @@ commit only. Durations are milliseconds, and relative, since clocks of two machi
 
 Requests that have an answer carry a request number, chosen by the client and growing within a session; sending one
 again is harmless. Results stand in the order of the request's digests, groups one after another.
+
+Invalidations are pushed, each push saying which number it follows, and acknowledged with how far the receiver has come.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from mmcache.key import DIGEST_BYTES, MM_HASH_MAX_BYTES, Scope
+from mmcache.selector import Selector
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 MAX_MESSAGE_BYTES: Final = 1 << 20
 """A larger frame is refused unread."""
 MAX_BATCH: Final = 4096
@@ -25,12 +28,17 @@ MAX_BATCH: Final = 4096
 MAX_INFO_BYTES: Final = 4096
 MAX_FIGURES: Final = 256
 """Most figures in one answer to an `Inspect`."""
+MAX_PUSH: Final = 512
+"""Most invalidations in one push: as many fit into a message, however large."""
+MAX_REASON: Final = 512
+"""Most characters of why something was invalidated, or refused."""
 
 Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 U64 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=86_400_000)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
-Text = Annotated[str, msgspec.Meta(max_length=512)]
+Text = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
+Lineage = Annotated[str, msgspec.Meta(pattern="^[a-z0-9]{1,32}$")]
 Info = Annotated[bytes, msgspec.Meta(max_length=MAX_INFO_BYTES)]
 """Opaque to the controller: the entry's tensors and metadata, msgpack as in its prefix."""
 
@@ -56,13 +64,23 @@ Groups = Annotated[list[KeyGroup], msgspec.Meta(max_length=MAX_BATCH)]
 # Client to controller
 
 
-class Hello(_Message, frozen=True, tag=1):
-    """Opens a session. `name` is a label for people; nothing is decided by it."""
+class Hello(_Message, frozen=True, tag=1, forbid_unknown_fields=False):
+    """Opens a session. `name` is a label for people; nothing is decided by it.
+
+    Of another version it may have more or fewer fields, so that the version can be told to be the trouble.
+
+    Args:
+        lineage, applied: which invalidations this client has already: those of this lineage up to this number.
+        serves_stale: it goes on serving what may be stale while it has no session: the guarantee excludes it.
+    """
 
     version: int
     name: Name
     host: Text
     pid: U64
+    lineage: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]{0,32}$")] = ""
+    applied: U64 = 0
+    serves_stale: bool = False
 
 
 class Heartbeat(_Message, frozen=True, tag=2):
@@ -190,23 +208,80 @@ class Inspect(_Message, frozen=True, tag=11):
     request: U64
 
 
-ClientMessage = Hello | Heartbeat | Acquire | Renew | Commit | Abort | Leave | Report | Lookup | Goodbye | Inspect
+class Applied(_Message, frozen=True, tag=12):
+    """All invalidations up to this number count here by now. It has no answer."""
+
+    term: U64
+    session: U64
+    applied: U64
+
+
+class Resend(_Message, frozen=True, tag=13):
+    """A push did not follow what was received: push again what comes after this number. It has no answer but that."""
+
+    term: U64
+    session: U64
+    after: U64
+
+
+class Invalidate(_Message, frozen=True, tag=14):
+    """Nothing that matches may be served any more. With the same `idempotency` it is the same invalidation."""
+
+    term: U64
+    session: U64
+    request: U64
+    selector: Selector
+    reason: Text
+    idempotency: Annotated[str, msgspec.Meta(max_length=128)]
+
+
+class Follow(_Message, frozen=True, tag=15):
+    """Tell once invalidation `number` is complete, or after `wait_ms` how far it is."""
+
+    term: U64
+    session: U64
+    request: U64
+    number: U64
+    wait_ms: Milliseconds
+
+
+ClientMessage = (
+    Hello
+    | Heartbeat
+    | Acquire
+    | Renew
+    | Commit
+    | Abort
+    | Leave
+    | Report
+    | Lookup
+    | Goodbye
+    | Inspect
+    | Applied
+    | Resend
+    | Invalidate
+    | Follow
+)
 
 
 # Controller to client
 
 
 class Welcome(_Message, frozen=True, tag=65):
-    """A session begins. Its term is the controller's, its number random; `lease_ms` and `hold_ms` are the store's."""
+    """A session begins. Its term is the controller's, its number random; `lease_ms` and `hold_ms` are the store's.
+
+    Invalidations up to `head` follow as pushes: after `after`, which is 0 or what the hello said to have.
+    """
 
     version: int
     term: U64
     session: U64
     ttl_ms: Milliseconds
     head: U64
-    lineage: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]{1,32}$")]
+    lineage: Lineage
     lease_ms: Milliseconds
     hold_ms: Milliseconds
+    after: U64
 
 
 class HelloAgain(_Message, frozen=True, tag=66):
@@ -247,6 +322,8 @@ class Waiting(_Part, frozen=True, tag=2):
 
 CLAIMED: Final = "claimed"
 """Why an `Unclaimed` is one: another computes, and the request did not ask to wait."""
+INVALIDATED: Final = "invalidated"
+"""Or: what was waited for is of an old generation. Ask again."""
 
 
 class Unclaimed(_Part, frozen=True, tag=3):
@@ -333,8 +410,68 @@ class Figures(_Message, frozen=True, tag=74):
     figures: Annotated[dict[Name, U64], msgspec.Meta(max_length=MAX_FIGURES)]
 
 
+class Push(_Message, frozen=True, tag=75):
+    """Invalidations, to be applied in their order by whoever has received all up to `after`.
+
+    They are those of the numbers above `after` up to `through` that count: others among these are covered by later
+    ones. Only where it is `whole` are all of those later ones here: what came before has been applied when this has.
+    """
+
+    term: U64
+    session: U64
+    after: U64
+    through: U64
+    whole: bool
+    invalidations: Annotated[list[tuple[U64, Selector]], msgspec.Meta(max_length=MAX_PUSH)]
+
+
+class Invalidated(_Message, frozen=True, tag=76):
+    """Answers an `Invalidate`: its number, which is durable."""
+
+    term: U64
+    session: U64
+    request: U64
+    number: U64
+
+
+class Awaited(_Part, frozen=True):
+    """A session that may still serve what was invalidated, for `most_ms` more at most."""
+
+    name: Name
+    host: Text
+    most_ms: Milliseconds
+
+
+class Progress(_Message, frozen=True, tag=77):
+    """Answers a `Follow`. `awaited` are some of the sessions that it waits for, and `waiting` is how many they are.
+
+    `unbound` is how many sessions the guarantee excludes, since they serve what may be stale.
+    """
+
+    term: U64
+    session: U64
+    request: U64
+    number: U64
+    complete: bool
+    waiting: U64
+    unbound: U64
+    awaited: list[Awaited]
+
+
 ControllerMessage = (
-    Welcome | HelloAgain | HeartbeatAnswer | Acquired | Resolved | Renewed | Committed | Found | Refused | Figures
+    Welcome
+    | HelloAgain
+    | HeartbeatAnswer
+    | Acquired
+    | Resolved
+    | Renewed
+    | Committed
+    | Found
+    | Refused
+    | Figures
+    | Push
+    | Invalidated
+    | Progress
 )
 
 _Decoded = TypeVar("_Decoded")

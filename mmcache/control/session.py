@@ -10,17 +10,23 @@ CLOCK_BOOTTIME (it counts suspension) and arguments throughout.
 Freshness: the controller may forget a session, and tell others that it did, its TTL after the last heartbeat that it
 answered. It answers later than the heartbeat was sent, so a client that counts from the sending stops trusting its
 session first. A new session needs a new connection, so that no answer to an earlier hello can open it.
+
+Invalidations are applied in succession only. Each is acknowledged once it counts here, which is what lets the
+controller say that it is complete: whoever keeps what it may concern is told before (`Outdated`).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
 
 from mmcache.control.messages import (
     PROTOCOL_VERSION,
     Acquired,
+    Applied,
     ClientMessage,
     Committed,
     ControllerMessage,
@@ -31,11 +37,17 @@ from mmcache.control.messages import (
     HeartbeatAnswer,
     Hello,
     HelloAgain,
+    Invalidated,
+    Progress,
+    Push,
     Refused,
     Renewed,
+    Resend,
     Resolved,
     Welcome,
 )
+from mmcache.control.replica import Replica
+from mmcache.selector import Selector
 
 if TYPE_CHECKING:
     from mmcache.metrics import Counters
@@ -45,6 +57,8 @@ HELLO_PATIENCE_S: Final = 2.0
 HEARTBEATS_PER_TTL: Final = 4
 IN_DOUBT_S: Final = 0.25
 """Between heartbeats while a caller has waited in vain."""
+RESEND_PATIENCE_S: Final = 0.25
+"""How long what was asked for again may take, before it is asked for once more."""
 SHORTEST_TTL_S: Final = 0.05
 """A welcome with a shorter TTL would have us do nothing but heartbeats; it is not accepted."""
 BACKOFF_BASE_S: Final = 0.1
@@ -56,12 +70,16 @@ class SessionView(NamedTuple):
 
     term: int
     session: int
-    lineage: str
     lease_s: float
     """The store's read lease."""
-    head: int
-    """Newest number of the invalidation sequence that the controller named; all up to it are applied."""
+    replica: Replica
+    """Generations, up to all that the controller named. It goes on with the invalidations that come."""
     fresh_until: float
+
+    @property
+    def lineage(self) -> str:
+        """Made together with the controller's database; a part of every name in the store."""
+        return self.replica.lineage
 
 
 class Connect(NamedTuple):
@@ -87,13 +105,19 @@ class Lost(NamedTuple):
     """A short word for counters."""
 
 
+class Outdated(NamedTuple):
+    """What these match is not what it was. None: that holds for everything, since the lineage is another one."""
+
+    selectors: Sequence[Selector] | None
+
+
 class Deliver(NamedTuple):
     """A message of this session that is not the session's own business."""
 
-    message: Acquired | Resolved | Renewed | Committed | Found | Figures | Refused
+    message: Acquired | Resolved | Renewed | Committed | Found | Figures | Refused | Invalidated | Progress
 
 
-Effect = Connect | Send | Began | Lost | Deliver
+Effect = Connect | Send | Began | Lost | Outdated | Deliver
 
 
 class Phase(enum.Enum):
@@ -121,8 +145,10 @@ class Session:
         self.trouble = "not started"
         """Why there is no session, for people; of an open session, the last trouble."""
         self.view: SessionView | None = None
-        """The session as of its last answered heartbeat, fresh only before its `fresh_until`; None without a session
-        and while it is behind the invalidation sequence."""
+        """The session as of its last answered heartbeat, fresh before its `fresh_until` only, also when it is lost.
+
+        None before the first, and while one is behind the invalidation sequence.
+        """
         self._hello = hello
         self._random = random
         self._counters = counters
@@ -133,12 +159,17 @@ class Session:
         self._hello_sent = 0.0
         self._welcome: Welcome | None = None
         self._ttl = 0.0
-        self._applied = 0
+        self._replica = Replica("")
+        self._received = 0
+        """Up to where pushes came in succession. All of it counts only where the last of them was whole."""
         self._head = 0
+        self._missed_at: float | None = None
+        """When it was asked to push again what a push did not follow."""
         self._fresh_until = 0.0
         self._behind_since: float | None = None
         self._number = 0
         self._in_doubt = False
+        self._opened: SessionView | None = None
         self._unanswered: dict[int, float] = {}
         """When each heartbeat was sent whose answer could still prove something; at most a TTL's worth."""
 
@@ -155,7 +186,8 @@ class Session:
         self.phase = Phase.GREETING
         self._hello_sent = now
         self._act_at = now + HELLO_PATIENCE_S
-        return [Send(self._hello)]
+        replica = self._replica
+        return [Send(msgspec.structs.replace(self._hello, lineage=replica.lineage, applied=replica.head))]
 
     def disconnected(self, reason: str, trouble: str, now: float) -> list[Effect]:
         """The connection failed, or whoever uses it did. Another connection could not carry this session on."""
@@ -176,6 +208,9 @@ class Session:
                     return self._give_up("refused", f"the controller refuses: {message.reason}", now)
                 if self.phase is Phase.OPEN:
                     return [Deliver(message)]
+            case Push():
+                if self._is_ours(message.term, message.session):
+                    return self._pushed(message, now)
             case HeartbeatAnswer():
                 if self._is_ours(message.term, message.session):
                     self._answered(message, now)
@@ -238,26 +273,77 @@ class Session:
             return self._give_up("version", trouble, now)
         if welcome.ttl_ms < SHORTEST_TTL_S * 1000:
             return self._give_up("ttl", f"the controller allows sessions {welcome.ttl_ms} ms only", now)
+        replica = self._replica
+        resumes = welcome.lineage == replica.lineage and welcome.after == replica.head
+        if not (resumes or welcome.after == 0) or welcome.after > welcome.head:
+            return self._give_up("after", "the controller's welcome does not fit what was asked for", now)
         self.phase = Phase.OPEN
         self._welcome = welcome
         self._ttl = welcome.ttl_ms / 1000
-        self._applied = self._head = welcome.head
-        self._behind_since = None
+        outdated: list[Effect] = []
+        if not resumes:
+            outdated = [Outdated(None)] if replica.lineage else []
+            replica = self._replica = Replica(welcome.lineage)
+        self._received = replica.head
+        self._head = welcome.head
+        self._missed_at = None
+        self._behind_since = now if replica.head < welcome.head else None
         self._fresh_until = self._hello_sent + self._ttl
         self._number = 0
         self._in_doubt = False
         self._unanswered.clear()
         self._act_at = self._hello_sent + self._ttl / HEARTBEATS_PER_TTL
         self._count("control.session")
-        self.view = SessionView(
+        view = SessionView(
             term=welcome.term,
             session=welcome.session,
-            lineage=welcome.lineage,
             lease_s=welcome.lease_ms / 1000,
-            head=welcome.head,
+            replica=replica,
             fresh_until=self._fresh_until,
         )
-        return [Began(self.view)]
+        self._opened = view
+        self.view = view if self._behind_since is None else None
+        return [*outdated, Began(view)]
+
+    def _pushed(self, push: Push, now: float) -> list[Effect]:
+        """Apply what follows what is there; ask for what was lost before it, once and then again after a while."""
+        replica, welcome = self._replica, self._welcome
+        if welcome is None or push.through < push.after:
+            return []
+        self._head = max(self._head, push.through)
+        if push.after > self._received:
+            self._count("control.gap")
+            self._fall_behind(now)
+            if self._missed_at is not None and now < self._missed_at + RESEND_PATIENCE_S:
+                return []
+            self._missed_at = now
+            return [Send(Resend(welcome.term, welcome.session, self._received))]
+        if push.through <= self._received and not push.whole:
+            return []
+        replica.apply(push.invalidations)
+        self._received = max(self._received, push.through)
+        if self._behind_since is not None:
+            self._behind_since = now  # it moves
+        effects: list[Effect] = []
+        if push.invalidations:
+            effects.append(Outdated([selector for _, selector in push.invalidations]))
+        if push.whole and push.through > replica.head:
+            replica.head = push.through
+            effects.append(Send(Applied(welcome.term, welcome.session, replica.head)))
+            if replica.head >= self._head:
+                self._missed_at = self._behind_since = None
+                self._show()
+            else:
+                self._fall_behind(now)
+        return effects
+
+    def _fall_behind(self, now: float) -> None:
+        if self._behind_since is None:
+            self._behind_since = now
+        self.view = None
+
+    def _show(self) -> None:
+        self.view = self._opened._replace(fresh_until=self._fresh_until) if self._opened is not None else None
 
     def _heartbeat(self, now: float) -> Heartbeat:
         welcome = self._welcome
@@ -271,13 +357,12 @@ class Session:
             del self._unanswered[number]
         interval = self._ttl / HEARTBEATS_PER_TTL
         self._act_at = now + (min(interval, IN_DOUBT_S) if self._in_doubt else interval)
-        return Heartbeat(welcome.term, welcome.session, self._number, self._applied)
+        return Heartbeat(welcome.term, welcome.session, self._number, self._replica.head)
 
     def _answered(self, answer: HeartbeatAnswer, now: float) -> None:
         self._head = max(self._head, answer.head)  # believed even of an answer that proves nothing else
-        if self._applied < self._head and self._behind_since is None:
-            self._behind_since = now
-            self.view = None
+        if self._replica.head < self._head:
+            self._fall_behind(now)
         sent = self._unanswered.pop(answer.number, None)
         if sent is None:
             self._count("control.ignored", "HeartbeatAnswer")
@@ -286,7 +371,7 @@ class Session:
         self._in_doubt = False
         self._fresh_until = max(self._fresh_until, sent + self._ttl)
         if self.view is not None:
-            self.view = self.view._replace(fresh_until=self._fresh_until)
+            self._show()
 
     def _lost_at(self) -> float:
         """Long after it stopped being fresh: the controller has forgotten it too, or will not be heard again."""
@@ -294,12 +379,14 @@ class Session:
         return stale_since + self._ttl / 2
 
     def _give_up(self, reason: str, trouble: str, now: float) -> list[Effect]:
-        """Leave this connection, and try anew after a pause that grows and that no two clients share."""
+        """Leave this connection, and try anew after a pause that grows and that no two clients share.
+
+        What was fresh stays so for its time: the controller waits for that, however a session ends.
+        """
         was_open = self.phase is Phase.OPEN
         self.phase = Phase.BACKING_OFF
         self.trouble = trouble
-        self.view = None
-        self._welcome = None
+        self._welcome = self._opened = None
         pause = min(BACKOFF_MOST_S, BACKOFF_BASE_S * 2.0 ** min(self._failures, 10))
         self._failures += 1
         self._act_at = now + pause * self._random()

@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from mmcache.control.messages import CLAIMED, AbortReason, Answer, Granted, Hit, Resolution, Unclaimed, Waiting
+from mmcache.control.messages import (
+    CLAIMED,
+    INVALIDATED,
+    AbortReason,
+    Answer,
+    Granted,
+    Hit,
+    Resolution,
+    Unclaimed,
+    Waiting,
+)
 from mmcache.controller.deadlines import Deadlines
 
 WAITING: Final = Waiting()
@@ -23,6 +33,8 @@ HELD: Final = Unclaimed("held")
 """A dead writer holds the name in the store."""
 NO_ROOM: Final = Unclaimed("no_room")
 """Who computed found no room for the entry, or the directory is full."""
+ASK_AGAIN: Final = Unclaimed(INVALIDATED)
+"""What was computed is of an old generation."""
 OVERLOADED: Final = Unclaimed("overloaded")
 """A table of the controller is full."""
 
@@ -107,7 +119,8 @@ class Claims:
         self._parties: dict[int, _Party] = {}
         self._waiting = 0
         self._tokens = itertools.count(1)
-        self._holds: OrderedDict[bytes, float] = OrderedDict()
+        self._holds: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
+        """Until when, and the generation that is held."""
         self._wait_deadlines: Deadlines[tuple[int, int]] = Deadlines()  # by session and request
 
     def __len__(self) -> int:
@@ -127,7 +140,7 @@ class Claims:
         self,
         names: Sequence[bytes],
         hits: Sequence[Hit | None],
-        generation: int,
+        generations: Sequence[int],
         session: int,
         request: int,
         *,
@@ -141,7 +154,7 @@ class Claims:
         """
         by_name, holds, party = self._by_name, self._holds, self._party(session)
         answers: list[Answer] = []
-        for name, hit in zip(names, hits, strict=True):
+        for name, hit, generation in zip(names, hits, generations, strict=True):
             if hit is not None:
                 answers.append(hit)
             elif (claim := by_name.get(name)) is not None:
@@ -188,9 +201,18 @@ class Claims:
             return self._release(claim, NO_ROOM)
         if reason is AbortReason.HELD:
             if len(self._holds) < self._max_holds:
-                self._holds[claim.name] = now + self._hold_s
+                self._holds[claim.name] = now + self._hold_s, claim.generation
             return self._release(claim, HELD)
         return self._pass_on(claim, now)
+
+    def outdate(self, generation_of: Callable[[bytes], int]) -> list[Wake]:
+        """End the claims, waits and holds of names whose generation is another by now. All others keep theirs."""
+        for name in [name for name, (_, generation) in self._holds.items() if generation != generation_of(name)]:
+            del self._holds[name]
+        wakes: list[Wake] = []
+        for claim in [claim for claim in self._by_name.values() if claim.generation != generation_of(claim.name)]:
+            wakes += self._release(claim, ASK_AGAIN)
+        return wakes
 
     def leave(self, session: int, request: int) -> None:
         """The request waits no longer, for nothing."""
@@ -217,7 +239,7 @@ class Claims:
     def expire(self, now: float) -> list[Wake]:
         """End the waits, holds and claims that are due. Waits first, so that no claim passes to one that is over."""
         self._expire_waits(now)
-        while self._holds and next(iter(self._holds.values())) <= now:
+        while self._holds and next(iter(self._holds.values()))[0] <= now:
             self._holds.popitem(last=False)
         wakes: list[Wake] = []
         while self._by_token and (claim := next(iter(self._by_token.values()))).due <= now:
@@ -227,7 +249,7 @@ class Claims:
     def next_deadline(self) -> float | None:
         """When `expire` has something to do next."""
         deadlines = [claim.due for claim in itertools.islice(self._by_token.values(), 1)]
-        deadlines += itertools.islice(self._holds.values(), 1)
+        deadlines += [due for due, _ in itertools.islice(self._holds.values(), 1)]
         if (due := self._wait_deadlines.next()) is not None:
             deadlines.append(due)
         return min(deadlines, default=None)

@@ -1,7 +1,8 @@
 """The controller's decisions, without I/O: a message or the passing of time in, messages to connections out.
 
-Directory, claims and sessions are its parts; this file is what the messages mean to them. It answers each message
-from the state alone, not from a memory of requests, and so that sending one again changes nothing.
+Directory, claims, sessions and invalidations are its parts; this file is what messages mean to them. It answers each
+message from the state alone, not from a memory of requests, and so that sending one again changes nothing. What must be
+durable before anyone is told of it, `take_writes` tells, and `written` acts on.
 """
 
 from __future__ import annotations
@@ -10,27 +11,26 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
-
-import msgspec
 
 from mmcache.control.messages import (
     MAX_BATCH,
     MAX_FIGURES,
-    MAX_INFO_BYTES,
     MAX_MESSAGE_BYTES,
+    MAX_REASON,
     PROTOCOL_VERSION,
     Abort,
     AbortReason,
     Acquire,
     Acquired,
     Answer,
+    Applied,
     ClientMessage,
     Commit,
     CommitStatus,
     Committed,
     ControllerMessage,
     Figures,
+    Follow,
     Found,
     Goodbye,
     Granted,
@@ -40,6 +40,7 @@ from mmcache.control.messages import (
     HelloAgain,
     Hit,
     Inspect,
+    Invalidate,
     KeyGroup,
     Leave,
     Lookup,
@@ -47,58 +48,39 @@ from mmcache.control.messages import (
     Renew,
     Renewed,
     Report,
-    Resolution,
+    Resend,
     Resolved,
     Unclaimed,
     Welcome,
 )
-from mmcache.controller.claims import WAITING, Claims, Wake
+from mmcache.controller.announcements import Announcements
+from mmcache.controller.answers import RESULT_BYTES, SURE_TO_FIT, batched, cut
+from mmcache.controller.claims import Claims, Wake
 from mmcache.controller.directory import Directory
+from mmcache.controller.durable import Past, ToWrite
+from mmcache.controller.invalidations import Invalidations
+from mmcache.controller.limits import ControllerLimits
 from mmcache.controller.sessions import Session, Sessions
-from mmcache.key import mm_digest
+from mmcache.key import DIGEST_BYTES, Scope, mm_digest
 
 Effects = list[tuple[bytes, ControllerMessage]]
 """Messages to send, in order, each with the routing id of its connection."""
-_SessionMessage = Acquire | Heartbeat | Renew | Commit | Abort | Leave | Report | Lookup | Inspect | Goodbye
-
-_GENERATION: Final = 0
-"""The generation of every key: nothing invalidates yet."""
-_HEAD: Final = 0
-"""The newest number of the invalidation sequence."""
-_MAX_REASON: Final = 512
-_RESULT_BYTES: Final = 64
-"""More than any result takes on the wire, besides its info; likewise the head of a message."""
-_SURE_TO_FIT: Final = MAX_MESSAGE_BYTES // (_RESULT_BYTES + MAX_INFO_BYTES) - 1
-"""As many results fit into a message, however large."""
-
-
-class ControllerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in milliseconds, and the bounds of the controller's tables. Beyond a bound there is no service, no growth.
-
-    Raises ValueError for a limit that is not positive, or a time longer than a day.
-    """
-
-    ttl_ms: int = 5_000
-    """How long a client's session is fresh after a heartbeat that was answered."""
-    claim_ms: int = 10_000
-    """How long a claim lives that is not renewed."""
-    lease_ms: int = 10_000
-    """The store's read lease, for the clients to know."""
-    hold_ms: int = 30_000
-    """How long the store keeps a dead writer's name: `put_start_discard_timeout_sec` of its master."""
-    max_sessions: int = 10_000
-    max_entries: int = 2_000_000
-    max_claims: int = 500_000
-    max_holds: int = 100_000
-    max_waiters: int = 1_000_000
-    """Most waits in all: each name of each waiting request is one."""
-    max_waiters_per_session: int = 65_536
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value < 1 or (name.endswith("_ms") and value > 86_400_000):
-                raise ValueError(f"{name} cannot be {value}")
+_SessionMessage = (
+    Acquire
+    | Heartbeat
+    | Renew
+    | Commit
+    | Abort
+    | Leave
+    | Report
+    | Lookup
+    | Inspect
+    | Goodbye
+    | Applied
+    | Resend
+    | Invalidate
+    | Follow
+)
 
 
 class ControllerCore:
@@ -109,14 +91,21 @@ class ControllerCore:
     Args:
         limits: times and bounds.
         term: random, of this start of the controller.
-        lineage: made together with the controller's database; a part of every name in the store.
+        past: what is durable of the terms before.
         random_session: returns random positive integers of at most 63 bits.
     """
 
-    def __init__(self, limits: ControllerLimits, *, term: int, lineage: str, random_session: Callable[[], int]) -> None:
+    def __init__(self, limits: ControllerLimits, *, term: int, past: Past, random_session: Callable[[], int]) -> None:
         self.limits = limits
         self.term = term
-        self.lineage = lineage
+        self.lineage = past.lineage
+        self.went_back = ""
+        """Why no more can be served: the database is older than what was told to a client. Empty if it is not."""
+        self._strangers_until = past.strangers_until
+        self._settled_before = False
+        """Whether the sessions of earlier terms have ended since it was last told."""
+        self._scopes = {scope.digest: scope for scope in past.scopes}
+        self._new_scopes: list[Scope] = []
         self._directory = Directory(max_entries=limits.max_entries)
         self._claims = Claims(
             claim_ms=limits.claim_ms,
@@ -129,18 +118,69 @@ class ControllerCore:
         self._sessions = Sessions(
             ttl_s=limits.ttl_ms / 1000, max_sessions=limits.max_sessions, random_session=random_session
         )
+        self._invalidations = Invalidations(
+            budget=limits.max_invalidations,
+            held=past.held,
+            head=past.head,
+            pending=past.pending,
+            strangers=past.strangers_until is not None,
+        )
+        self._announcements = Announcements(
+            self._invalidations,
+            self._sessions,
+            term=term,
+            max_followers=limits.max_followers,
+            remembered=past.remembered,
+        )
         self._counts: Counter[str] = Counter()
         self._settled = -math.inf  # what was due by then is over
+        self._later: Effects = []
+        """What the message at hand brings about besides its answer."""
 
     def handle(self, peer: bytes, message: ClientMessage, now: float) -> Effects:
         """Act on a message. What was due before it came is settled before it is read."""
         effects = self.tick(now) if now > self._settled else []
+        if self.went_back:
+            return [*effects, (peer, self._refused(0, "went_back", self.went_back))]
         answer, wakes = self._hello(peer, message, now) if isinstance(message, Hello) else self._act(peer, message, now)
         if answer is not None:
             effects.append((peer, answer))
+        effects += self._later
+        self._later = []
         if wakes:
             effects += self._resolved(wakes)
         return effects
+
+    def take_writes(self) -> ToWrite | None:
+        """What must be durable before the effects of the last messages are sent; None: nothing.
+
+        Then comes `written` or `not_written`. What is there besides invalidations is told once only.
+        """
+        announcements = self._announcements
+        scopes, self._new_scopes = self._new_scopes, []
+        todo = ToWrite(
+            scopes,
+            self._invalidations.head + 1,
+            tuple(announcements.asked),
+            announcements.take_completed(),
+            announcements.take_forgotten(),
+            self._settled_before,
+        )
+        self._settled_before = False
+        return todo if any((todo.scopes, todo.asked, todo.completed, todo.forgotten, todo.settled)) else None
+
+    def written(self, now: float) -> Effects:
+        """It is durable."""
+        if not self._announcements.asked:
+            return []
+        self.count("invalidation", len(self._announcements.asked))
+        effects = self._addressed(self._announcements.written(now))
+        wakes = self._claims.outdate(self._generation_of)
+        return effects + self._resolved(wakes)
+
+    def not_written(self, reason: str) -> Effects:
+        """Nothing of what was asked for is durable, or going to be."""
+        return self._addressed(self._announcements.refused(reason))
 
     def malformed(self, peer: bytes, reason: str, now: float) -> Effects:
         """A peer sent what is no message. Its session, if it has one, goes on."""
@@ -159,18 +199,34 @@ class ControllerCore:
 
     def tick(self, now: float) -> Effects:
         """End what is due."""
-        over = self._sessions.expire(now)
+        over, settled = self._sessions.expire(now)
         wakes: list[Wake] = []
+        effects: Effects = []
         if over:
             self._counts["session.expired"] += len(over)
-            wakes += self._claims.end([session.number for session in over], now)
+            numbers = [session.number for session in over]
+            wakes += self._claims.end(numbers, now)
+            self._announcements.end(numbers)
+        if self._strangers_until is not None and now >= self._strangers_until:
+            self._strangers_until = None
+            self._settled_before = True
+            self._invalidations.strangers_have_ended()
+            effects += self._addressed(self._announcements.complete(now))
+        if settled:
+            effects += self._addressed(self._announcements.heard(settled, now))
+        effects += self._addressed(self._announcements.expire(now))
         wakes += self._claims.expire(now)
         self._settled = now
-        return self._resolved(wakes) if wakes else []
+        return effects + self._resolved(wakes) if wakes else effects
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do next, at the latest; None: not before another message."""
-        deadlines = (self._sessions.next_deadline(), self._claims.next_deadline())
+        deadlines = (
+            self._sessions.next_deadline(),
+            self._claims.next_deadline(),
+            self._announcements.next_deadline(),
+            self._strangers_until,
+        )
         return min((due for due in deadlines if due is not None), default=None)
 
     def stats(self) -> dict[str, int]:
@@ -181,6 +237,9 @@ class ControllerCore:
             "claims": len(self._claims),
             "waiters": self._claims.waiting,
             "holds": self._claims.held,
+            "invalidations": len(self._invalidations.table),
+            "invalidations_pending": len(self._invalidations.pending),
+            "head": self._invalidations.head,
             **dict(sorted(self._counts.items())),
         }
 
@@ -193,6 +252,11 @@ class ControllerCore:
         if hello.version != PROTOCOL_VERSION:
             reason = f"protocol version {hello.version}; this controller speaks {PROTOCOL_VERSION}"
             return self._refused(0, "version", reason), ()
+        head = self._invalidations.head
+        resumes = hello.lineage == self.lineage
+        if resumes and hello.applied > head:
+            self._go_back(hello.applied, hello.name)
+            return self._refused(0, "went_back", self.went_back), ()
         wakes: Sequence[Wake] = ()
         earlier = self._sessions.at(peer)
         if earlier is not None:
@@ -200,18 +264,22 @@ class ControllerCore:
             wakes = self._end(earlier, now)
         if self._sessions.full:
             return self._refused(0, "sessions", "there are as many sessions as this controller allows"), wakes
-        session = self._sessions.begin(peer, hello, now)
+        session = self._sessions.begin(peer, hello, head, now)
         self._counts["session.begun"] += 1
+        session.pushed = after = hello.applied if resumes else 0
+        if after < head:
+            self._later += self._addressed(self._announcements.push(session, after))
         limits = self.limits
         welcome = Welcome(
             version=PROTOCOL_VERSION,
             term=self.term,
             session=session.number,
             ttl_ms=limits.ttl_ms,
-            head=_HEAD,
+            head=head,
             lineage=self.lineage,
             lease_ms=limits.lease_ms,
             hold_ms=limits.hold_ms,
+            after=after,
         )
         return welcome, wakes
 
@@ -229,8 +297,10 @@ class ControllerCore:
             case Commit():
                 return self._commit(session, message, now)
             case Heartbeat():
-                self._sessions.keep(session, now)
-                return HeartbeatAnswer(self.term, session.number, message.number, _HEAD), ()
+                return self._heartbeat(session, message, now), ()
+            case Applied():
+                self._acknowledged(session, message.applied, now)
+                return None, ()
             case Renew():
                 lost = self._claims.renew(session.number, message.tokens, now)
                 self.count("claim.renewed", len(message.tokens) - len(lost))
@@ -249,48 +319,88 @@ class ControllerCore:
             case Report():
                 self._report(message)
                 return None, ()
+            case Invalidate():
+                return self._announcements.ask(session, message), ()
+            case Follow():
+                return self._announcements.follow(session, message, now), ()
+            case Resend():
+                self._counts["resent"] += 1
+                after = min(message.after, session.pushed)
+                self._later += self._addressed(self._announcements.push(session, after))
+                return None, ()
             case Goodbye():
                 self._counts["session.left"] += 1
-                return None, self._end(session, now)
+                return None, self._end(session, now, knows=True)
+
+    def _heartbeat(self, session: Session, heartbeat: Heartbeat, now: float) -> ControllerMessage | None:
+        if not self._acknowledged(session, heartbeat.applied, now):
+            return None
+        head = self._invalidations.head
+        self._sessions.keep(session, head, now)
+        self._later += self._addressed(self._announcements.heard([session], now))
+        return HeartbeatAnswer(self.term, session.number, heartbeat.number, head)
+
+    def _acknowledged(self, session: Session, applied: int, now: float) -> bool:
+        """It heeds all invalidations up to this one. False if there is none of that number."""
+        if applied > self._invalidations.head:
+            self._go_back(applied, session.name)
+            return False
+        if applied > session.acknowledged:
+            session.acknowledged = applied
+            self._later += self._addressed(self._announcements.heard([session], now))
+        return True
+
+    def _go_back(self, applied: int, name: str) -> None:
+        self.went_back = (
+            f"the client {name!r} has heard of invalidation {applied}, and the last one here is "
+            f"{self._invalidations.head}: the database is older than it was"
+        )
 
     def _acquire(self, session: Session, acquire: Acquire, now: float) -> tuple[ControllerMessage, Sequence[Wake]]:
-        names = _names(acquire.groups)
+        names, generations = self._names(acquire.groups)
         if len(names) > MAX_BATCH:
             return self._refused(acquire.request, "batch", f"more than {MAX_BATCH} keys"), ()
+        if not self._remember(group.scope for group in acquire.groups):
+            return self._refused(acquire.request, "scopes", "there are as many scopes as this controller allows"), ()
         results = self._claims.acquire(
             names,
-            self._directory.find(names),
-            _GENERATION,
+            self._directory.find(names, generations),
+            generations,
             session.number,
             acquire.request,
             wait_until=now + acquire.wait_ms / 1000,
             now=now,
         )
         self._count_results("acquire", results)
-        follows = _cut(results, session.number, acquire.request) if len(results) > _SURE_TO_FIT else ()
+        follows = cut(results, session.number, acquire.request) if len(results) > SURE_TO_FIT else ()
         return Acquired(self.term, session.number, acquire.request, results), follows
 
     def _commit(self, session: Session, commit: Commit, now: float) -> tuple[ControllerMessage, Sequence[Wake]]:
         if sum(len(group.entries) for group in commit.groups) > MAX_BATCH:
             return self._refused(commit.request, "batch", f"more than {MAX_BATCH} entries"), ()
+        if not self._remember(group.scope for group in commit.groups):
+            return self._refused(commit.request, "scopes", "there are as many scopes as this controller allows"), ()
+        table = self._invalidations.table
         results: list[CommitStatus] = []
         wakes: list[Wake] = []
         for group in commit.groups:
             scope = group.scope.digest
             for entry in group.entries:
-                name = scope + mm_digest(entry.mm_hash)
+                digest = mm_digest(entry.mm_hash)
+                name = scope + digest
+                generation = table.generation(group.scope, digest)
                 hit: Hit | None = None
-                if entry.generation == _GENERATION:
+                if entry.generation == generation:
                     hit, new = self._directory.enter(name, entry, session.name, now)
                     found = CommitStatus.STORED if new else CommitStatus.DUPLICATE
                     status = CommitStatus.REFUSED if hit is None else found
                 else:
-                    status = CommitStatus.OUTDATED if entry.generation < _GENERATION else CommitStatus.REFUSED
+                    status = CommitStatus.OUTDATED if entry.generation < generation else CommitStatus.REFUSED
                 results.append(status)
                 if hit is not None:
                     wakes += self._claims.committed(name, hit)
                 elif self._claims.token_of(name) == entry.token:
-                    full = entry.generation == _GENERATION
+                    full = entry.generation == generation
                     reason = AbortReason.NO_ROOM if full else AbortReason.FAILED
                     wakes += self._claims.give_up(session.number, entry.token, reason, now) or ()
         stored = results.count(CommitStatus.STORED)
@@ -314,44 +424,63 @@ class ControllerCore:
             self._counts["missing.dropped" if dropped else "missing.stale"] += 1
 
     def _lookup(self, session: Session, lookup: Lookup) -> ControllerMessage:
-        names = _names(lookup.groups)
+        names, generations = self._names(lookup.groups)
         if len(names) > MAX_BATCH:
             return self._refused(lookup.request, "batch", f"more than {MAX_BATCH} keys")
-        found = self._directory.find(names)
-        if len(found) > _SURE_TO_FIT:
+        found = self._directory.find(names, generations)
+        if len(found) > SURE_TO_FIT:
             info = sum(len(hit.info) for hit in found if hit is not None)
-            if info + _RESULT_BYTES * (len(found) + 1) > MAX_MESSAGE_BYTES:
+            if info + RESULT_BYTES * (len(found) + 1) > MAX_MESSAGE_BYTES:
                 return self._refused(lookup.request, "answer", "larger than a message; ask for fewer keys")
         self._counts["lookup"] += len(found)
         return Found(self.term, session.number, lookup.request, found)
 
-    def _end(self, session: Session, now: float) -> Sequence[Wake]:
-        self._sessions.end(session)
+    def _end(self, session: Session, now: float, *, knows: bool = False) -> Sequence[Wake]:
+        self._sessions.end(session, knows=knows)
+        self._announcements.end([session.number])
+        if knows:
+            self._later += self._addressed(self._announcements.heard([session], now))
         return self._claims.end([session.number], now)
 
+    def _names(self, groups: Iterable[KeyGroup]) -> tuple[list[bytes], Sequence[int]]:
+        """The names of keys, and their generations, in the order of their results."""
+        table = self._invalidations.table
+        names: list[bytes] = []
+        generations: list[int] = []
+        for group in groups:
+            scope = group.scope.digest
+            names += [scope + digest for digest in group.digests]
+            if table.head:
+                generations += [table.generation(group.scope, digest) for digest in group.digests]
+        return names, generations if table.head else [0] * len(names)
+
+    def _generation_of(self, name: bytes) -> int:
+        return self._invalidations.table.generation(self._scopes[name[:DIGEST_BYTES]], name[DIGEST_BYTES:])
+
+    def _remember(self, scopes: Iterable[Scope]) -> bool:
+        """Know these scopes by their digests from now on. False if that are too many."""
+        known = self._scopes
+        for scope in scopes:
+            if scope.digest not in known:
+                if len(known) >= self.limits.max_scopes:
+                    return False
+                known[scope.digest] = scope
+                self._new_scopes.append(scope)
+        return True
+
+    def _addressed(self, messages: Iterable[tuple[Session, ControllerMessage]]) -> Effects:
+        return [(session.peer, message) for session, message in messages]
+
     def _resolved(self, wakes: Sequence[Wake]) -> Effects:
-        """One message for each request that has waits ended, or more where they would be too large."""
-        batches: dict[tuple[int, int], list[list[tuple[int, Resolution]]]] = {}
-        sizes: dict[tuple[int, int], int] = {}
         self._count_results("resolved", [wake.result for wake in wakes])
-        for session, request, position, result in wakes:
-            size = _RESULT_BYTES + (len(result.info) if isinstance(result, Hit) else 0)
-            waiter = (session, request)
-            chunks = batches.setdefault(waiter, [])
-            if not chunks or sizes[waiter] + size > MAX_MESSAGE_BYTES:
-                chunks.append([])
-                sizes[waiter] = _RESULT_BYTES
-            chunks[-1].append((position, result))
-            sizes[waiter] += size
         return [
             (self._sessions.peer_of(session), Resolved(self.term, session, request, results))
-            for (session, request), chunks in batches.items()
-            for results in chunks
+            for session, request, results in batched(wakes)
         ]
 
     def _refused(self, request: int, word: str, reason: str) -> Refused:
         self._counts[f"refused.{word}"] += 1
-        return Refused(request, reason[:_MAX_REASON])
+        return Refused(request, reason[:MAX_REASON])
 
     def _count_results(self, what: str, results: Iterable[Answer]) -> None:
         hits = granted = 0
@@ -364,25 +493,3 @@ class ControllerCore:
                 self._counts[f"{what}.{result.reason if isinstance(result, Unclaimed) else 'waiting'}"] += 1
         self.count(f"{what}.hit", hits)
         self.count(f"{what}.granted", granted)
-
-
-def _names(groups: Iterable[KeyGroup]) -> list[bytes]:
-    """The names of keys, in the order of their results."""
-    names: list[bytes] = []
-    for group in groups:
-        scope = group.scope.digest
-        names += [scope + digest for digest in group.digests]
-    return names
-
-
-def _cut(results: list[Answer], session: int, request: int) -> list[Wake]:
-    """Take out of an answer the hits that would make it too large: they follow at once, as if waited for."""
-    room = MAX_MESSAGE_BYTES - _RESULT_BYTES * (len(results) + 1)
-    follows = []
-    for position, result in enumerate(results):
-        if isinstance(result, Hit):
-            room -= len(result.info)
-            if room < 0:
-                follows.append(Wake(session, request, position, result))
-                results[position] = WAITING
-    return follows

@@ -37,10 +37,13 @@ class Directory:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def find(self, names: Iterable[bytes]) -> list[Hit | None]:
-        """The answer for each name to whoever asks; None where nothing is known."""
+    def find(self, names: Iterable[bytes], generations: Iterable[int]) -> list[Hit | None]:
+        """The answer for each name to whoever asks; None where nothing is known of this generation."""
         get = self._entries.get
-        return [None if (entry := get(name)) is None else entry.hit for name in names]
+        return [
+            entry.hit if (entry := get(name)) is not None and entry.hit.generation == generation else None
+            for name, generation in zip(names, generations, strict=True)
+        ]
 
     def enter(self, name: bytes, commitment: Commitment, producer: str, now: float) -> tuple[Hit | None, bool]:
         """Enter what a publisher has seen in the store; returns the answer to whoever asks, and whether it is new.

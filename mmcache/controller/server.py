@@ -21,7 +21,12 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from mmcache.control.messages import MAX_MESSAGE_BYTES, MalformedMessage, decode_from_client, encode
-from mmcache.controller.core import ControllerCore, ControllerLimits, Effects
+from mmcache.control.session import HEARTBEATS_PER_TTL
+from mmcache.controller.core import ControllerCore, Effects
+from mmcache.controller.limits import ControllerLimits
+from mmcache.controller.recorder import Recorder
+from mmcache.controller.state.base import StateFull, StateLost, StateStore
+from mmcache.controller.state.memory import MemoryStateStore
 
 _BURST: Final = 64
 """Most messages read before they are answered, and between two looks at the clock and at `stop`."""
@@ -42,30 +47,40 @@ _OPTIONS: Final = {
 _log = logging.getLogger(__name__)
 
 
-def new_core(limits: ControllerLimits | None = None) -> ControllerCore:
-    """A core for one start of a controller: new term, and, since nothing is durable yet, a new lineage."""
-    return ControllerCore(
-        limits or ControllerLimits(),
-        term=_random_number(),
-        lineage=secrets.token_hex(8),
-        random_session=_random_number,
-    )
+def volatile_store() -> StateStore:
+    """For a controller without a file: all is gone when it ends, and the next has another lineage."""
+    return MemoryStateStore(secrets.token_hex(8))
+
+
+def begin_term(store: StateStore, limits: ControllerLimits | None = None) -> tuple[ControllerCore, Recorder]:
+    """A core for one start of a controller, with what its store remembers. Raises StateLost or StateFull."""
+    limits = limits or ControllerLimits()
+    recorder = Recorder(store)
+    term, past = recorder.begin(limits, _now())
+    return ControllerCore(limits, term=term, past=past, random_session=_random_number), recorder
 
 
 def serve(
-    bind: str, core: ControllerCore, *, ready: Callable[[str], None] | None = None, stop: int | None = None
+    bind: str,
+    core: ControllerCore,
+    recorder: Recorder,
+    *,
+    ready: Callable[[str], None] | None = None,
+    stop: int | None = None,
 ) -> None:
     """Serve until stopped.
 
     Args:
         bind: such as `tcp://127.0.0.1:7710`; port 0 takes a free one.
         core: decides; used by this thread only while this runs.
+        recorder: makes durable what must be before anyone hears of it.
         ready: called once with the real address, when connections are accepted.
         stop: a file descriptor that becomes readable when it is time to stop. None: SIGTERM and SIGINT stop it, which
             needs the main thread.
 
     Raises:
         OSError: the address cannot be bound; `filename` is the address.
+        StateLost: what is durable is in doubt, or older than what a client knows. Nothing more is told to anyone.
     """
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(_StopSignals()) if stop is None else None
@@ -83,7 +98,7 @@ def serve(
         _log.info("controller at %s: lineage %s, term %d", address, core.lineage, core.term)
         if ready is not None:
             ready(address)
-        server = _Server(socket, monitor, core)
+        server = _Server(socket, monitor, core, recorder)
         if stop is not None:
             server.run(stop)
         elif signals is not None:
@@ -95,10 +110,15 @@ def serve(
 class _Server:
     """The loop around a core, on sockets that its caller owns."""
 
-    def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], core: ControllerCore) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], core: ControllerCore, recorder: Recorder
+    ) -> None:
         self._socket = socket
         self._monitor = monitor
         self._core = core
+        self._recorder = recorder
+        self._check_every_s = core.limits.ttl_ms / 1000 / HEARTBEATS_PER_TTL
+        self._checked_at = -math.inf
 
     def run(self, stop: int) -> None:
         """Serve until `stop` is readable."""
@@ -112,7 +132,10 @@ class _Server:
             if self._monitor in ready:
                 self._count_disconnections()
             now = _now()
-            self._send(self._core.tick(now), now)
+            if now >= self._checked_at + self._check_every_s:
+                self._recorder.check()
+                self._checked_at = now
+            self._send(self._core.tick(now) + self._write(now), now)
             if self._socket in ready:
                 self._serve_burst()
 
@@ -139,7 +162,22 @@ class _Server:
                 effects += self._core.malformed(peer, str(error), now)
             else:
                 effects += self._core.handle(peer, message, now)
-        self._send(effects, now)
+        self._send(effects + self._write(now), now)
+
+    def _write(self, now: float) -> Effects:
+        """Make durable what must be before anyone hears of it."""
+        effects: Effects = []
+        while (todo := self._core.take_writes()) is not None:
+            try:
+                self._recorder.write(todo, time.time())
+            except StateFull as error:
+                _log.error("an invalidation was refused: %s", error)
+                effects += self._core.not_written(str(error))
+            else:
+                effects += self._core.written(now)
+        if self._core.went_back:
+            raise StateLost(self._core.went_back)
+        return effects
 
     def _receive(self) -> list[tuple[bytes, bytes | None]]:
         """Messages with their senders; None for one of several frames. `recv_multipart` takes twice as long."""

@@ -12,6 +12,7 @@ from cluster import wait_until
 from engines import SHAPE, STAGING_BYTES, ServedEngine, embedding_of, last_word, waits
 from serving import Serving, key_of, name_of, store_of
 
+from mmcache import Selector
 from mmcache.agent.messages import Ask, Encoded, Granted, Missing, Published, Ready, Waiting
 from mmcache.store.base import Outcome
 
@@ -243,6 +244,24 @@ def test_a_batch_larger_than_the_pool_is_read_in_parts(serving: Serving) -> None
         reader.ask_for(items)
         for item, (_, tensor) in zip(items, entries, strict=True):
             assert torch.equal(reader.embedding(item, reader.expect(item, Ready)), tensor)
+
+
+def test_what_is_staged_counts_no_more_once_an_invalidation_is_complete(engines: list[ServedEngine]) -> None:
+    one, other = engines
+    key = key_of("invalidated")
+    assert one.ask_and_encode("invalidated", embedding_of(1)).status == "stored"
+    ready = one.expect(one.ask("invalidated"), Ready)
+    granted = one.ask("granted before")
+    one.expect(granted, Granted)
+    assert one.staging.is_fresh(ready.epoch)
+    assert other.cache.invalidate(Selector.exactly(key), wait=True).complete
+    assert not one.staging.is_fresh(ready.epoch)
+    assert other.cache.invalidate(Selector.exactly(key_of("granted before")), wait=True).complete
+    published = one.encode(granted, embedding_of(2))
+    assert (published.status, published.reason) == ("dropped", "invalidated")
+    item = one.ask("invalidated")
+    one.expect(item, Granted)
+    assert one.encode(item, embedding_of(3)).status == "stored"
 
 
 def test_what_the_directory_promises_and_the_store_lost_is_granted_anew() -> None:

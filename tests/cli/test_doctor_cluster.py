@@ -173,7 +173,7 @@ def answering() -> Iterator[Callable[[bytes], str]]:
 
 
 def welcome(version: int) -> Welcome:
-    return Welcome(version, 1, 1, 5000, 0, "lineage", 10_000, 30_000)
+    return Welcome(version, 1, 1, 5000, 0, "lineage", 10_000, 30_000, 0)
 
 
 @pytest.mark.parametrize(

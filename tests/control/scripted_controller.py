@@ -110,6 +110,7 @@ class ScriptedController:
                 lineage=lineage,
                 lease_ms=10_000,
                 hold_ms=30_000,
+                after=0,
             )
         )
 

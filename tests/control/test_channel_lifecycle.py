@@ -90,12 +90,23 @@ def test_without_answers_freshness_ends_and_another_hello_comes_over_another_con
         assert all(message is None or isinstance(message, Heartbeat | Hello) for message in messages)
 
 
-def test_nobody_finds_a_session_fresh_once_its_end_is_known(staged: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_fresh_stays_so_for_its_time_while_another_session_is_sought(staged: Stage) -> None:
+    view = staged.channel.fresh()
+    assert view is not None
+    staged.controller.send(HelloAgain("again"))
+    staged.controller.expect(Hello)
+    assert staged.channel.in_doubt
+    assert staged.channel.fresh() is view
+    with pytest.raises(ControllerUnavailable):
+        staged.channel.lookup([key("a")], deadline=soon())
+
+
+def test_nobody_asks_a_session_once_its_end_is_known(staged: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     exchange = staged.channel._link.exchange
     lost, seen = exchange.lost, []
 
     def tell(reason: str) -> None:
-        seen.append(staged.channel.fresh())
+        seen.append(staged.channel.in_doubt)
         lost(reason)
 
     monkeypatch.setattr(exchange, "lost", tell)
@@ -103,7 +114,8 @@ def test_nobody_finds_a_session_fresh_once_its_end_is_known(staged: Stage, monke
     staged.controller.welcome()
     assert staged.channel.wait_fresh(PATIENCE_S) is not None
     staged.channel.close()
-    assert seen == [None, None]
+    assert seen == [True, True]
+    assert staged.channel.fresh() is None
 
 
 def test_a_channel_waits_for_a_controller_that_comes_later() -> None:
@@ -130,7 +142,7 @@ def test_calls_fail_when_the_connection_breaks_and_a_new_session_begins_with_the
         staged.controller.close()
         with pytest.raises(ControllerUnavailable, match="disconnected"):
             asking.result(PATIENCE_S)
-        assert staged.channel.fresh() is None
+        assert staged.channel.in_doubt
         staged.controller = ScriptedController(address=address)
         staged.controller.welcome(lineage="another")
         view = staged.channel.wait_fresh(PATIENCE_S)

@@ -13,8 +13,8 @@ from scripted_controller import PATIENCE_S, key, soon
 
 from mmcache.control.channel import CommitEntry, ControlChannel
 from mmcache.control.messages import AbortReason, CommitStatus, Granted, Hit, Unclaimed, Waiting
-from mmcache.controller.core import ControllerLimits
-from mmcache.controller.server import new_core, serve
+from mmcache.controller.limits import ControllerLimits
+from mmcache.controller.server import begin_term, serve, volatile_store
 from mmcache.errors import ControllerUnavailable
 
 
@@ -29,9 +29,9 @@ class Controller:
             self.address = address
             bound.set()
 
-        self.core = new_core(ControllerLimits(**limits))
+        self.core, recorder = begin_term(volatile_store(), ControllerLimits(**limits))
         self._thread = threading.Thread(
-            target=serve, args=(address, self.core), kwargs={"ready": ready, "stop": self._stopped}
+            target=serve, args=(address, self.core, recorder), kwargs={"ready": ready, "stop": self._stopped}
         )
         self._thread.start()
         assert bound.wait(PATIENCE_S)

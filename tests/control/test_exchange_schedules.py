@@ -20,6 +20,7 @@ from mmcache.control.batches import CommitEntry, commit_batches, key_batches
 from mmcache.control.calls import Acquisition, Call
 from mmcache.control.exchange import Exchange
 from mmcache.control.messages import (
+    PROTOCOL_VERSION,
     AbortReason,
     ClientMessage,
     CommitStatus,
@@ -30,7 +31,9 @@ from mmcache.control.messages import (
     Welcome,
 )
 from mmcache.control.session import Deliver, Session
-from mmcache.controller.core import ControllerCore, ControllerLimits
+from mmcache.controller.core import ControllerCore
+from mmcache.controller.durable import Past
+from mmcache.controller.limits import ControllerLimits
 from mmcache.errors import ControllerUnavailable, DeadlineExceeded
 from mmcache.key import EmbeddingKey
 
@@ -77,10 +80,10 @@ class Client:
 
     def connect(self) -> None:
         self.peer = f"{id(self)}.{next(self.numbers)}".encode()
-        self.session = Session(Hello(1, "c", "h", 1), random=lambda: 0.0)
+        self.session = Session(Hello(PROTOCOL_VERSION, "c", "h", 1), random=lambda: 0.0)
         self.session.start(self.now())
         self.session.connected(self.now())
-        [(_, welcome)] = self.core.handle(self.peer, Hello(1, "c", "h", 1), self.now())
+        [(_, welcome)] = self.core.handle(self.peer, Hello(PROTOCOL_VERSION, "c", "h", 1), self.now())
         assert isinstance(welcome, Welcome)
         self.session.received(welcome, self.now())
         assert self.session.view is not None
@@ -99,7 +102,7 @@ class AnySchedule(RuleBasedStateMachine):
         self.core = ControllerCore(
             ControllerLimits(ttl_ms=HOUR_MS, claim_ms=HOUR_MS),
             term=1,
-            lineage="a",
+            past=Past("a"),
             random_session=itertools.count(1).__next__,
         )
         self.clients = [Client(self.core, lambda: self.now) for _ in range(3)]
@@ -165,7 +168,7 @@ class AnySchedule(RuleBasedStateMachine):
     @rule(key=st.sampled_from(KEYS))
     def an_entry_goes_missing(self, key: EmbeddingKey) -> None:
         """So that there is something to compute again."""
-        hit = self.core._directory.find(key.scope.digest + key.mm_digest)
+        hit = self.core._directory.find([key.scope.digest + key.mm_digest], [0])[0]
         if isinstance(hit, Hit):
             self.core._directory.drop(key.scope.digest + key.mm_digest, hit.revision)
 
@@ -225,7 +228,7 @@ TestAnySchedule = AnySchedule.TestCase
 
 def test_a_name_has_one_owner_among_the_callers_of_one_client() -> None:
     """What was granted to a caller that left is granted anew to the next, and never ended under its hands."""
-    core = ControllerCore(ControllerLimits(), term=1, lineage="a", random_session=itertools.count(1).__next__)
+    core = ControllerCore(ControllerLimits(), term=1, past=Past("a"), random_session=itertools.count(1).__next__)
     client = Client(core, lambda: 1000.0)
 
     def settle() -> None:

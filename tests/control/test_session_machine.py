@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,15 +10,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mmcache.control.messages import (
     PROTOCOL_VERSION,
+    Applied,
     Committed,
     Goodbye,
     Heartbeat,
     HeartbeatAnswer,
     Hello,
     HelloAgain,
+    Push,
     Refused,
+    Resend,
     Welcome,
 )
+from mmcache.control.replica import Replica
 from mmcache.control.session import (
     BACKOFF_MOST_S,
     HELLO_PATIENCE_S,
@@ -26,18 +31,29 @@ from mmcache.control.session import (
     Deliver,
     Effect,
     Lost,
+    Outdated,
     Phase,
     Send,
     Session,
 )
+from mmcache.key import EmbeddingKey
 from mmcache.metrics import Counters
+from mmcache.selector import Selector
 
 HELLO = Hello(PROTOCOL_VERSION, "test", "host", 1)
 TTL_S = 4.0
 
 
-def welcome(*, term: int = 1, session: int = 2, head: int = 0, ttl_ms: int = 4000, version: int = 1) -> Welcome:
-    return Welcome(version, term, session, ttl_ms, head, "lineage", 10_000, 30_000)
+def welcome(
+    *,
+    term: int = 1,
+    session: int = 2,
+    head: int = 0,
+    after: int = 0,
+    ttl_ms: int = 4000,
+    version: int = PROTOCOL_VERSION,
+) -> Welcome:
+    return Welcome(version, term, session, ttl_ms, head, "lineage", 10_000, 30_000, after)
 
 
 def greeting_session(now: float = 100.0) -> Session:
@@ -155,7 +171,7 @@ def test_hello_again_ends_a_session_and_the_next_hello_needs_a_new_connection() 
     now = session.next_deadline()
     assert now is not None
     assert session.tick(now) == [Connect()]
-    assert session.connected(now) == [Send(HELLO)]
+    assert session.connected(now) == [Send(msgspec.structs.replace(HELLO, lineage="lineage"))]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +179,7 @@ def test_hello_again_ends_a_session_and_the_next_hello_needs_a_new_connection() 
     [
         (Refused(0, "full"), "refused"),
         (HelloAgain("who?"), "hello_again"),
-        (welcome(version=2), "version"),
+        (welcome(version=PROTOCOL_VERSION + 1), "version"),
         (welcome(ttl_ms=10), "ttl"),
     ],
 )
@@ -252,14 +268,22 @@ def test_a_closed_session_says_goodbye_once_and_does_nothing_more() -> None:
     assert session.received(welcome(), 101.0) == []
 
 
+def key_of(number: int) -> EmbeddingKey:
+    return EmbeddingKey("model", "1", f"item-{number}")
+
+
 class AnySchedule(RuleBasedStateMachine):
-    """Time, answers in any order, losses and restarts; a model of what the controller has answered."""
+    """Time, answers and pushes in any order, losses and restarts; a model of what the controller has answered.
+
+    Invalidation number N is of key N alone, so that a client heeds it if, and only if, that key's generation is N.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
         self.session = Session(HELLO, random=lambda: 0.5)
         self.numbers = 0
+        self.hello: Hello | None = None
         self.hello_sent: float | None = None
         self.connections = 0
         self.hellos = 0
@@ -267,6 +291,10 @@ class AnySchedule(RuleBasedStateMachine):
         self.beats: dict[int, float] = {}
         self.proven = 0.0
         self.head = 0
+        self.told = 0
+        self.pushed = 0
+        self.pushes: list[Push] = []
+        self.outdated = 0
         self.perform(self.session.start(self.now))
 
     def perform(self, effects: list[Effect]) -> None:
@@ -276,18 +304,57 @@ class AnySchedule(RuleBasedStateMachine):
             elif isinstance(effect, Began):
                 assert self.open is not None
                 assert (effect.view.term, effect.view.session) == (self.open.term, self.open.session)
+            elif isinstance(effect, Outdated) and effect.selectors is not None:
+                self.outdated = max(int(str(one.mm_hash).removeprefix("item-")) for one in effect.selectors)
             elif isinstance(effect, Lost):
                 self.open = None
                 self.hello_sent = None
                 self.beats.clear()
+                self.pushes.clear()
             elif isinstance(effect, Send) and isinstance(effect.message, Hello):
                 self.hellos += 1
-                self.hello_sent = self.now
+                self.hello, self.hello_sent = effect.message, self.now
+                self.heeds(effect.message.applied)
                 assert self.hellos <= self.connections, "a hello over a connection that had one before"
             elif isinstance(effect, Send) and isinstance(effect.message, Heartbeat):
                 assert self.open is not None
                 assert effect.message.number not in self.beats
+                self.heeds(effect.message.applied)
                 self.beats[effect.message.number] = self.now
+            elif isinstance(effect, Send) and isinstance(effect.message, Applied):
+                self.heeds(effect.message.applied)
+                assert self.outdated >= effect.message.applied, "acknowledged before anybody here was told"
+            elif isinstance(effect, Send) and isinstance(effect.message, Resend):
+                self.push(effect.message.after, self.head)
+
+    def heeds(self, number: int, replica: Replica | None = None) -> None:
+        """What the client says to heed, it must, and all that it was told of while it is fresh."""
+        for each in range(1, number + 1):
+            key = key_of(each)
+            assert (replica or self.session._replica).generation(key.scope, key.mm_digest) == each
+
+    def push(self, after: int, through: int) -> None:
+        """All of it in one or two messages, which may be lost or late."""
+        assert self.open is not None
+        middle = (after + through) // 2
+        for start, end in ((after, middle), (middle, through)) if middle > after else ((after, through),):
+            invalidations = [(each, Selector.exactly(key_of(each))) for each in range(start + 1, end + 1)]
+            message = Push(self.open.term, self.open.session, start, end, end == through, invalidations)
+            self.pushes.append(message)
+        self.pushed = through
+
+    @precondition(lambda self: self.open is not None)
+    @rule()
+    def invalidate(self) -> None:
+        self.head += 1
+        self.push(self.pushed, self.head)
+
+    @precondition(lambda self: self.pushes)
+    @rule(data=st.data(), lost=st.sampled_from([False, False, True]))
+    def push_arrives(self, data: st.DataObject, lost: bool) -> None:
+        push = self.pushes.pop(data.draw(st.sampled_from([0, 0, 0, len(self.pushes) - 1])))
+        if not lost:
+            self.perform(self.session.received(push, self.now))
 
     @rule(seconds=st.sampled_from([0.0, 0.3, 1.0, 2.5, 7.0, 60.0]))
     def pass_time(self, seconds: float) -> None:
@@ -313,23 +380,28 @@ class AnySchedule(RuleBasedStateMachine):
         self.perform(self.session.connected(self.now))
 
     @precondition(lambda self: self.hello_sent is not None and self.open is None)
-    @rule(head=st.integers(0, 3))
-    def welcome(self, head: int) -> None:
+    @rule(resumes=st.booleans())
+    def welcome(self, resumes: bool) -> None:
         self.numbers += 1
         assert self.hello_sent is not None
-        self.open = welcome(term=self.numbers % 3, session=self.numbers, head=head)
-        self.proven, self.head = self.hello_sent, head
+        assert self.hello is not None
+        after = self.hello.applied if resumes and self.hello.lineage else 0
+        self.open = welcome(term=self.numbers % 3, session=self.numbers, head=self.head, after=after)
+        self.proven, self.told, self.pushed = self.hello_sent, self.head, after
         self.perform(self.session.received(self.open, self.now))
+        if after < self.head:
+            self.push(after, self.head)
 
     @precondition(lambda self: self.beats)
-    @rule(data=st.data(), ahead=st.sampled_from([0, 0, 0, 1]))
-    def answer(self, data: st.DataObject, ahead: int) -> None:
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
         assert self.open is not None
         number = data.draw(st.sampled_from(sorted(self.beats)))
-        self.head = max(self.head, self.open.head + ahead)
+        self.told = self.head
         self.proven = max(self.proven, self.beats[number])
-        answer = HeartbeatAnswer(self.open.term, self.open.session, number, self.open.head + ahead)
-        self.perform(self.session.received(answer, self.now))
+        self.perform(
+            self.session.received(HeartbeatAnswer(self.open.term, self.open.session, number, self.head), self.now)
+        )
 
     @rule(number=st.integers(0, 5), session=st.integers(0, 5))
     def stray_answer(self, number: int, session: int) -> None:
@@ -351,9 +423,8 @@ class AnySchedule(RuleBasedStateMachine):
         view = self.session.view
         if view is None:
             return
-        assert self.open is not None, "fresh without a session"
         assert view.fresh_until <= self.proven + TTL_S
-        assert self.head <= self.open.head, "fresh while behind the sequence"
+        self.heeds(self.told, view.replica)
 
     @invariant()
     def tables_are_bounded(self) -> None:

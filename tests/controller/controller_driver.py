@@ -6,11 +6,13 @@ import itertools
 from collections.abc import Sequence
 
 from mmcache.control.messages import (
+    PROTOCOL_VERSION,
     Abort,
     AbortReason,
     Acquire,
     Acquired,
     Answer,
+    Applied,
     ClientMessage,
     Commit,
     CommitGroup,
@@ -18,16 +20,20 @@ from mmcache.control.messages import (
     CommitStatus,
     Committed,
     ControllerMessage,
+    Follow,
     Found,
     Goodbye,
     Granted,
     Heartbeat,
     Hello,
     Hit,
+    Invalidate,
     KeyGroup,
     Leave,
     Lookup,
     Missing,
+    Progress,
+    Push,
     Renew,
     Renewed,
     Report,
@@ -37,11 +43,15 @@ from mmcache.control.messages import (
     decode_from_controller,
     encode,
 )
-from mmcache.controller.core import ControllerCore, ControllerLimits, Effects
+from mmcache.controller.core import ControllerCore, Effects
+from mmcache.controller.durable import Past, ToWrite
+from mmcache.controller.limits import ControllerLimits
 from mmcache.key import Scope, mm_digest
+from mmcache.selector import Selector
 
 TERM = 7
 LINEAGE = "0123456789abcdef"
+NEW = Past(LINEAGE)
 SCOPE = Scope("default", "siglip", "v1", None, "image")
 
 
@@ -56,10 +66,12 @@ def group(*mm_hashes: str) -> list[KeyGroup]:
 class World:
     """Hands effects to the clients that they are for, and fails where there is none."""
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(self, past: Past = NEW, **limits: int) -> None:
         self.now = 1000.0
+        self.durable: list[ToWrite] = []
+        self.disk_full = False
         self.core = ControllerCore(
-            ControllerLimits(**limits), term=TERM, lineage=LINEAGE, random_session=itertools.count(500).__next__
+            ControllerLimits(**limits), term=TERM, past=past, random_session=itertools.count(500).__next__
         )
         self.clients: dict[bytes, Client] = {}
 
@@ -71,8 +83,18 @@ class World:
         until = self.now + seconds
         while (due := self.core.next_deadline()) is not None and due <= until:
             self.now = max(self.now, due)
-            self.deliver(self.core.tick(self.now))
+            self.deliver(self.core.tick(self.now) + self.write())
         self.now = until
+
+    def write(self) -> Effects:
+        """Make durable what must be, as a server would before it sends anything; fail where `disk_full` says."""
+        effects: Effects = []
+        while (todo := self.core.take_writes()) is not None:
+            if self.disk_full:
+                return effects + self.core.not_written("the disk is full")
+            self.durable.append(todo)
+            effects += self.core.written(self.now)
+        return effects
 
     def deliver(self, effects: Effects) -> None:
         for peer, message in effects:
@@ -95,20 +117,45 @@ class Client:
         world.clients[peer] = self
         self.hello()
 
-    def hello(self) -> None:
-        welcome = self.ask(Hello(1, self.peer.decode(), "host", 1))
+    def hello(self, *, lineage: str = "", applied: int = 0, serves_stale: bool = False) -> ControllerMessage:
+        hello = Hello(PROTOCOL_VERSION, self.peer.decode(), "host", 1, lineage, applied, serves_stale)
+        welcome = self.ask(hello)
         if isinstance(welcome, Welcome):
             self.session = welcome.session
+        return welcome
+
+    def invalidate(self, selector: Selector, idempotency: str = "") -> ControllerMessage:
+        return self.ask(Invalidate(TERM, self.session, next(self.requests), selector, "why", idempotency))
+
+    def apply(self, number: int) -> None:
+        self.tell(Applied(TERM, self.session, number))
+
+    def follow(self, number: int, wait_ms: int = 0) -> int:
+        """Returns the number of the request."""
+        request = next(self.requests)
+        self.tell(Follow(TERM, self.session, request, number, wait_ms))
+        return request
+
+    def progress(self) -> list[tuple[int, bool, int]]:
+        """Requests that were told of an invalidation: whether it is complete, and how many sessions are awaited."""
+        told = [message for message in self.inbox if isinstance(message, Progress)]
+        self.inbox = [message for message in self.inbox if not isinstance(message, Progress)]
+        return [(message.request, message.complete, message.waiting) for message in told]
+
+    def pushes(self) -> list[Push]:
+        pushes = [message for message in self.inbox if isinstance(message, Push)]
+        self.inbox = [message for message in self.inbox if not isinstance(message, Push)]
+        return pushes
 
     def tell(self, message: ClientMessage) -> None:
         message = decode_from_client(encode(message))
-        self.world.deliver(self.world.core.handle(self.peer, message, self.world.now))
+        self.world.deliver(self.world.core.handle(self.peer, message, self.world.now) + self.world.write())
 
     def ask(self, message: ClientMessage) -> ControllerMessage:
         """Tell, and take the answer out of the inbox."""
         seen = len(self.inbox)
         self.tell(message)
-        answers = [i for i in range(seen, len(self.inbox)) if not isinstance(self.inbox[i], Resolved)]
+        answers = [i for i in range(seen, len(self.inbox)) if not isinstance(self.inbox[i], Resolved | Push)]
         assert len(answers) == 1
         return self.inbox.pop(answers[0])
 
@@ -158,8 +205,8 @@ class Client:
         assert isinstance(answer, Found)
         return answer.results
 
-    def heartbeat(self, number: int = 1) -> ControllerMessage:
-        return self.ask(Heartbeat(TERM, self.session, number, 0))
+    def heartbeat(self, number: int = 1, *, applied: int = 0) -> ControllerMessage:
+        return self.ask(Heartbeat(TERM, self.session, number, applied))
 
     def goodbye(self) -> None:
         self.tell(Goodbye(TERM, self.session))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from controller_driver import SCOPE, TERM, World, digests
 
 from mmcache.control.messages import (
@@ -24,8 +23,8 @@ from mmcache.control.messages import (
     Waiting,
     encode,
 )
-from mmcache.controller import core as core_module
 from mmcache.key import Scope
+from mmcache.selector import Selector
 
 
 def test_the_first_who_asks_computes_and_the_others_get_the_entry() -> None:
@@ -185,16 +184,12 @@ def test_a_retried_commit_changes_nothing_but_the_word() -> None:
     assert world.stats("claims", "entries") == (0, 1)
 
 
-def test_a_commit_of_an_older_generation_is_outdated_and_the_next_waiter_computes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(core_module, "_GENERATION", 5)
+def test_a_commit_of_an_older_generation_is_outdated() -> None:
     world = World()
-    encoder, waiter = world.client("encoder"), world.client("waiter")
+    encoder = world.client("encoder")
     token = encoder.claim("a")
-    waiter.acquire("a")
-    assert encoder.commit("a", tokens=[token], generation=4) == [CommitStatus.OUTDATED]
-    assert [type(result) for _, _, result in waiter.resolved()] == [Granted]
+    encoder.invalidate(Selector(mm_hash="a"))
+    assert encoder.commit("a", tokens=[token], generation=0) == [CommitStatus.OUTDATED]
     assert world.stats("entries") == (0,)
 
 

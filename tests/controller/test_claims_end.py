@@ -6,6 +6,7 @@ import pytest
 from controller_driver import LINEAGE, TERM, World
 
 from mmcache.control.messages import (
+    PROTOCOL_VERSION,
     Abort,
     AbortReason,
     Acquire,
@@ -29,7 +30,8 @@ from mmcache.control.messages import (
     decode_from_controller,
     encode,
 )
-from mmcache.controller.core import ControllerLimits
+from mmcache.controller.durable import Past
+from mmcache.controller.limits import ControllerLimits
 
 
 @pytest.mark.parametrize("reason", [AbortReason.FAILED, AbortReason.UNWANTED])
@@ -307,17 +309,17 @@ def test_a_peer_that_cannot_be_reached_loses_its_session_and_its_heir_may_be_nex
 def test_the_welcome_carries_what_a_session_needs() -> None:
     world = World(ttl_ms=1, lease_ms=2, hold_ms=3)
     client = world.client("c")
-    welcome = client.ask(Hello(1, "n", "h", 1))
+    welcome = client.ask(Hello(PROTOCOL_VERSION, "n", "h", 1))
     assert isinstance(welcome, Welcome)
-    assert welcome == Welcome(1, TERM, welcome.session, 1, 0, LINEAGE, 2, 3)
+    assert welcome == Welcome(PROTOCOL_VERSION, TERM, welcome.session, 1, 0, LINEAGE, 2, 3, 0)
 
 
 def test_a_hello_in_another_version_is_refused_and_hurts_no_session() -> None:
     world = World()
     client = world.client("c")
-    answer = client.ask(Hello(2, "n", "h", 1))
+    answer = client.ask(Hello(PROTOCOL_VERSION + 1, "n", "h", 1))
     assert isinstance(answer, Refused)
-    assert "version 2" in answer.reason
+    assert f"version {PROTOCOL_VERSION + 1}" in answer.reason
     assert isinstance(client.heartbeat(), HeartbeatAnswer)
     assert world.stats("refused.version") == (1,)
 
@@ -327,9 +329,9 @@ def test_more_sessions_than_allowed_are_refused() -> None:
     client = world.client("c")
     late = world.client("late")
     assert late.session == 0
-    assert isinstance(late.ask(Hello(1, "late", "h", 1)), Refused)
+    assert isinstance(late.ask(Hello(PROTOCOL_VERSION, "late", "h", 1)), Refused)
     client.goodbye()
-    assert isinstance(late.ask(Hello(1, "late", "h", 1)), Welcome)
+    assert isinstance(late.ask(Hello(PROTOCOL_VERSION, "late", "h", 1)), Welcome)
     assert world.stats("refused.sessions") == (2,)
 
 
@@ -371,10 +373,10 @@ def test_random_session_numbers_are_drawn_until_one_is_free() -> None:
     from mmcache.controller.core import ControllerCore
 
     numbers = iter([5, 5, 5, 6])
-    core = ControllerCore(ControllerLimits(), term=1, lineage="a", random_session=numbers.__next__)
+    core = ControllerCore(ControllerLimits(), term=1, past=Past("a"), random_session=numbers.__next__)
     sessions = []
     for peer in (b"a", b"b"):
-        ((_, welcome),) = core.handle(peer, Hello(1, "n", "h", 1), 0.0)
+        ((_, welcome),) = core.handle(peer, Hello(PROTOCOL_VERSION, "n", "h", 1), 0.0)
         assert isinstance(welcome, Welcome)
         sessions.append(welcome.session)
     assert sessions == [5, 6]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mmcache.control.messages import (
+    PROTOCOL_VERSION,
     Abort,
     AbortReason,
     Acquire,
@@ -44,7 +45,9 @@ from mmcache.control.messages import (
     decode_from_controller,
     encode,
 )
-from mmcache.controller.core import ControllerCore, ControllerLimits, Effects
+from mmcache.controller.core import ControllerCore, Effects
+from mmcache.controller.durable import Past
+from mmcache.controller.limits import ControllerLimits
 from mmcache.controller.sessions import DRIFT_BOUND
 from mmcache.key import mm_digest
 
@@ -61,9 +64,10 @@ class CoreAgainstModel(RuleBasedStateMachine):
         limits = ControllerLimits(
             ttl_ms=int(TTL * 1000), claim_ms=int(CLAIM * 1000), hold_ms=int(HOLD * 1000), max_entries=2, max_sessions=3
         )
-        self.core = ControllerCore(limits, term=TERM, lineage=LINEAGE, random_session=itertools.count(500).__next__)
+        self.core = ControllerCore(limits, term=TERM, past=Past(LINEAGE), random_session=itertools.count(500).__next__)
         self.request = itertools.count(1)
         self.sessions: dict[bytes, tuple[int, float]] = {}  # peer: session, end
+        self.ended: list[float] = []  # until when the clients of those that are over may not know it
         self.claims: dict[str, tuple[int, int, float]] = {}  # name: token, session, end
         self.waits: dict[tuple[int, int, int], tuple[str, float]] = {}  # session, request, position: name, end
         self.holds: dict[str, float] = {}
@@ -72,14 +76,17 @@ class CoreAgainstModel(RuleBasedStateMachine):
 
     # What the model knows of the passing of time and of ends
 
-    def _end_session(self, peer: bytes) -> None:
-        session, _ = self.sessions.pop(peer)
+    def _end_session(self, peer: bytes, *, knows: bool = False) -> None:
+        session, end = self.sessions.pop(peer)
+        if not knows:
+            self.ended.append(end)
         self.claims = {name: claim for name, claim in self.claims.items() if claim[1] != session}
         self.waits = {wait: what for wait, what in self.waits.items() if wait[0] != session}
 
     def _pass_time(self) -> None:
         for peer in [peer for peer, (_, end) in self.sessions.items() if end <= self.now]:
             self._end_session(peer)
+        self.ended = [end for end in self.ended if end > self.now]
         self.claims = {name: claim for name, claim in self.claims.items() if claim[2] > self.now}
         self.waits = {wait: what for wait, what in self.waits.items() if what[1] > self.now}
         self.holds = {name: end for name, end in self.holds.items() if end > self.now}
@@ -174,8 +181,8 @@ class CoreAgainstModel(RuleBasedStateMachine):
         self._pass_time()
         if peer in self.sessions:
             self._end_session(peer)
-        answer = self._send(peer, Hello(1, "n", "h", 1))
-        assert isinstance(answer, Welcome) == (len(self.sessions) < 3)
+        answer = self._send(peer, Hello(PROTOCOL_VERSION, "n", "h", 1))
+        assert isinstance(answer, Welcome) == (len(self.sessions) < 3 and len(self.sessions) + len(self.ended) < 6)
         if isinstance(answer, Welcome):
             self.sessions[peer] = (answer.session, self.now + TTL * (1 + DRIFT_BOUND))
 
@@ -274,7 +281,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
     @rule(peer=peers, polite=st.booleans())
     def session_ends(self, peer: bytes, polite: bool) -> None:
         if (session := self._session(peer)) is not None:
-            self._end_session(peer)
+            self._end_session(peer, knows=polite)
             if polite:
                 self._send(peer, Goodbye(TERM, session))
             else:

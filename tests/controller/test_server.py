@@ -17,6 +17,7 @@ from controller_driver import SCOPE, group
 
 from mmcache.control.messages import (
     MAX_MESSAGE_BYTES,
+    PROTOCOL_VERSION,
     Acquire,
     Acquired,
     ClientMessage,
@@ -41,8 +42,8 @@ from mmcache.control.messages import (
     encode,
 )
 from mmcache.controller import server as server_module
-from mmcache.controller.core import ControllerLimits
-from mmcache.controller.server import new_core, serve
+from mmcache.controller.limits import ControllerLimits
+from mmcache.controller.server import begin_term, serve, volatile_store
 
 PATIENCE_MS = 20_000
 
@@ -51,7 +52,7 @@ class Running:
     """A server on a thread of this process, on a free port."""
 
     def __init__(self, **limits: int) -> None:
-        self.core = new_core(ControllerLimits(**limits))
+        self.core, recorder = begin_term(volatile_store(), ControllerLimits(**limits))
         self._stopped, self._stop = os.pipe()
         ready: list[str] = []
         bound = threading.Event()
@@ -61,7 +62,7 @@ class Running:
             bound.set()
 
         self._thread = threading.Thread(
-            target=serve, args=("tcp://127.0.0.1:0", self.core), kwargs={"ready": tell, "stop": self._stopped}
+            target=serve, args=("tcp://127.0.0.1:0", self.core, recorder), kwargs={"ready": tell, "stop": self._stopped}
         )
         self._thread.start()
         assert bound.wait(PATIENCE_MS / 1000)
@@ -104,7 +105,7 @@ class Peer:
         return self.receive()
 
     def hello(self) -> Welcome:
-        welcome = self.ask(Hello(1, "test", "host", os.getpid()))
+        welcome = self.ask(Hello(PROTOCOL_VERSION, "test", "host", os.getpid()))
         assert isinstance(welcome, Welcome)
         self.term, self.session = welcome.term, welcome.session
         return welcome
@@ -171,7 +172,7 @@ def test_a_claim_passes_on_without_any_message_when_its_deadline_comes(context: 
 def test_garbage_is_refused_and_counted_and_the_sender_may_go_on(server: Running, context: Context) -> None:
     peer = Peer(context, server.address)
     peer.hello()
-    hello = encode(Hello(1, "n", "h", 1))
+    hello = encode(Hello(PROTOCOL_VERSION, "n", "h", 1))
     garbage = [b"", b"\xc1", b"\x93\x01", b"\x00" * 5000, hello[:-1], hello + b"\x00", b"\x91" * 100_000, b"\xff" * 64]
     for frame in garbage:
         peer.socket.send(frame)
@@ -198,7 +199,7 @@ def test_a_message_of_several_frames_shifts_no_message_behind_it(server: Running
 
 
 def test_who_loses_a_message_gets_none_of_those_behind_it(monkeypatch: pytest.MonkeyPatch, context: Context) -> None:
-    core = new_core()
+    core, recorder = begin_term(volatile_store())
     sent = []
 
     def deliver(_self: object, peer: bytes, frame: bytes) -> bool:
@@ -206,9 +207,9 @@ def test_who_loses_a_message_gets_none_of_those_behind_it(monkeypatch: pytest.Mo
         return peer != b"lost"
 
     monkeypatch.setattr(server_module._Server, "_deliver", deliver)
-    server = server_module._Server(context.socket(zmq.ROUTER), context.socket(zmq.PAIR), core)
+    server = server_module._Server(context.socket(zmq.ROUTER), context.socket(zmq.PAIR), core, recorder)
     for peer in (b"lost", b"other"):
-        core.handle(peer, Hello(1, "n", "h", 1), 1.0)
+        core.handle(peer, Hello(PROTOCOL_VERSION, "n", "h", 1), 1.0)
     first, second = Refused(1, "first"), Refused(2, "second")
     server._send([(b"lost", first), (b"other", first), (b"lost", second), (b"other", second)], 1.0)
     assert sent == [(b"lost", encode(first)), (b"other", encode(first)), (b"other", encode(second))]
@@ -217,7 +218,7 @@ def test_who_loses_a_message_gets_none_of_those_behind_it(monkeypatch: pytest.Mo
 
 def test_another_version_is_refused(server: Running, context: Context) -> None:
     peer = Peer(context, server.address)
-    assert isinstance(peer.ask(Hello(2, "n", "h", 1)), Refused)
+    assert isinstance(peer.ask(Hello(PROTOCOL_VERSION + 1, "n", "h", 1)), Refused)
     peer.hello()
     assert server.stop()["refused.version"] == 1
 
@@ -321,12 +322,12 @@ def test_an_heir_whose_connection_is_gone_is_passed_over_at_once(server: Running
 
 def test_an_address_in_use_is_an_error_that_names_it(server: Running) -> None:
     with pytest.raises(OSError) as raised:
-        serve(server.address, new_core())
+        serve(server.address, *begin_term(volatile_store()))
     assert (raised.value.errno, raised.value.filename) == (errno.EADDRINUSE, server.address)
 
 
 def test_each_start_has_a_lineage_and_a_term_of_its_own() -> None:
-    cores = [new_core() for _ in range(20)]
+    cores = [begin_term(volatile_store())[0] for _ in range(20)]
     assert len({core.lineage for core in cores}) == len({core.term for core in cores}) == 20
     assert all(len(core.lineage) == 16 and 0 < core.term < 1 << 62 for core in cores)
 
@@ -334,8 +335,8 @@ def test_each_start_has_a_lineage_and_a_term_of_its_own() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_process_ends_cleanly_by_a_signal(number: signal.Signals, context: Context) -> None:
     code = (
-        "from mmcache.controller.server import new_core, serve\n"
-        "serve('tcp://127.0.0.1:0', new_core(), ready=lambda address: print(address, flush=True))\n"
+        "from mmcache.controller.server import begin_term, serve, volatile_store\n"
+        "serve('tcp://127.0.0.1:0', *begin_term(volatile_store()), ready=lambda address: print(address, flush=True))\n"
         "print('stopped')\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:

@@ -1,0 +1,211 @@
+"""What sessions ask and are told of invalidations: who asked for one, who is to hear of it, and who waits for its end.
+
+An invalidation is asked for, then durable, and only then pushed: nobody hears of a number that a crash could take back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from mmcache.control.messages import (
+    MAX_PUSH,
+    Awaited,
+    ControllerMessage,
+    Follow,
+    Invalidate,
+    Invalidated,
+    Progress,
+    Push,
+    Refused,
+)
+from mmcache.controller.followers import Follower, Followers
+from mmcache.controller.invalidations import Invalidations
+from mmcache.controller.sessions import Session, Sessions
+from mmcache.selector import Selector
+
+MAX_ASKED: Final = 1024
+"""Most invalidations that are asked for and not durable yet: more than come between two writes."""
+MAX_REMEMBERED: Final = 10_000
+"""Of how many invalidations it is remembered who asked for them, so that asking once more makes no other."""
+MAX_AWAITED: Final = 100
+"""Most sessions that a progress names."""
+
+
+class Asked(NamedTuple):
+    """An invalidation that is to become durable under the next number."""
+
+    selector: Selector
+    reason: str
+    actor: str
+    idempotency: str
+
+
+class Announcements:
+    """All of one term. Methods return messages with the sessions that they are for.
+
+    Args:
+        term: the controller's.
+        remembered: numbers of earlier invalidations by their idempotency keys.
+    """
+
+    def __init__(
+        self,
+        invalidations: Invalidations,
+        sessions: Sessions,
+        *,
+        term: int,
+        max_followers: int,
+        remembered: Iterable[tuple[str, int]] = (),
+    ) -> None:
+        self._invalidations = invalidations
+        self._sessions = sessions
+        self._term = term
+        self._followers = Followers(max_followers)
+        self._asked: list[Asked] = []
+        self._askers: list[list[Follower]] = []
+        self._numbers: OrderedDict[str, int] = OrderedDict(itertools.islice(remembered, MAX_REMEMBERED))
+        self._completed: list[int] = []
+        self._forgotten: list[int] = []
+
+    # What sessions ask
+
+    def ask(self, session: Session, message: Invalidate) -> ControllerMessage | None:
+        """Make an invalidation. Without an answer now, it has one once it is durable."""
+        asker = Follower(session.number, message.request)
+        key = message.idempotency
+        if key and (number := self._numbers.get(key)) is not None:
+            return Invalidated(self._term, session.number, message.request, number)
+        for asked, askers in zip(self._asked, self._askers, strict=True):
+            if key and asked.idempotency == key:
+                askers.append(asker)
+                return None
+        if len(self._asked) >= MAX_ASKED:
+            return Refused(message.request, "overloaded: too many invalidations at once")
+        self._asked.append(Asked(message.selector, message.reason, session.name, key))
+        self._askers.append([asker])
+        return None
+
+    def follow(self, session: Session, message: Follow, now: float) -> ControllerMessage | None:
+        """Tell of an invalidation: now if it is complete, else when it is, or after the time that it may take."""
+        if message.number > self._invalidations.head:
+            return Refused(message.request, f"there is no invalidation {message.number} yet")
+        if message.number not in self._invalidations.pending or not message.wait_ms:
+            return self._progress(Follower(session.number, message.request), message.number, now)
+        if self._followers.full:
+            return Refused(message.request, "overloaded: too many wait for invalidations")
+        until = now + message.wait_ms / 1000
+        self._followers.add(Follower(session.number, message.request), message.number, until)
+        return None
+
+    # What is durable
+
+    @property
+    def asked(self) -> Sequence[Asked]:
+        """What is to become durable, in this order, under the numbers that follow the head."""
+        return self._asked
+
+    def take_completed(self) -> list[int]:
+        """What has become complete since the last call."""
+        completed, self._completed = self._completed, []
+        return completed
+
+    def take_forgotten(self) -> list[int]:
+        """What does not count any more, since later ones cover it, since the last call."""
+        forgotten, self._forgotten = self._forgotten, []
+        return forgotten
+
+    def written(self, now: float) -> Iterator[tuple[Session, ControllerMessage]]:
+        """What was asked for is durable, and counts from now on: tell everybody."""
+        invalidations = self._invalidations
+        asked, askers = self._asked, self._askers
+        self._asked, self._askers = [], []
+        before = invalidations.head
+        invalidations.apply(before + 1, [one.selector for one in asked], self._sessions.all())
+        numbered = list(enumerate((one.selector for one in asked), before + 1))
+        for number, (one, waiting) in enumerate(zip(asked, askers, strict=True), before + 1):
+            if one.idempotency:
+                self._numbers[one.idempotency] = number
+                if len(self._numbers) > MAX_REMEMBERED:
+                    self._numbers.popitem(last=False)
+            for session, asker in self._present(waiting):
+                yield session, Invalidated(self._term, session.number, asker.request, number)
+        for session in self._sessions.live():
+            if session.pushed == before:
+                for start in range(0, len(numbered), MAX_PUSH):
+                    part = numbered[start : start + MAX_PUSH]
+                    session.pushed = part[-1][0]
+                    # Nothing among them is left out, so each part is whole.
+                    yield session, Push(self._term, session.number, part[0][0] - 1, session.pushed, True, part)
+            else:
+                yield from self.push(session, session.pushed)
+        self._forgotten += invalidations.compact()
+        if (wider := invalidations.coarser()) is not None:
+            self._asked.append(Asked(wider, "there were too many invalidations", "mmcache", ""))
+            self._askers.append([])
+        yield from self.complete(now)
+
+    def refused(self, reason: str) -> Iterator[tuple[Session, ControllerMessage]]:
+        """What was asked for could not be written, and is not going to be."""
+        askers, self._asked, self._askers = self._askers, [], []
+        for session, asker in self._present(itertools.chain(*askers)):
+            yield session, Refused(asker.request, reason)
+
+    # What is pushed, and completion
+
+    def push(self, session: Session, after: int) -> Iterator[tuple[Session, ControllerMessage]]:
+        """All that counts and comes after a number, for a session that has all up to it."""
+        for message in self._invalidations.pushes(after, self._term, session.number):
+            session.pushed = message.through
+            yield session, message
+
+    def heard(self, sessions: Iterable[Session], now: float) -> Iterator[tuple[Session, ControllerMessage]]:
+        """These may be settled for more than before."""
+        for session in sessions:
+            self._invalidations.heard(session)
+        yield from self.complete(now)
+
+    def complete(self, now: float) -> Iterator[tuple[Session, ControllerMessage]]:
+        """Tell of those that are complete by now."""
+        complete = self._invalidations.take_complete()
+        if not complete:
+            return
+        self._completed += complete
+        for follower, number in self._followers.take(complete):
+            for session, _ in self._present([follower]):
+                yield session, self._progress(follower, number, now)
+
+    def expire(self, now: float) -> Iterator[tuple[Session, ControllerMessage]]:
+        """Tell those who have waited for long enough how far it is."""
+        for follower, number in self._followers.expire(now):
+            for session, _ in self._present([follower]):
+                yield session, self._progress(follower, number, now)
+
+    def end(self, sessions: Iterable[int]) -> None:
+        """These sessions wait for nothing any more. What they asked for is made all the same."""
+        if len(self._followers):
+            self._followers.end(sessions)
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do next."""
+        return self._followers.next_deadline()
+
+    def _progress(self, follower: Follower, number: int, now: float) -> Progress:
+        waiting = self._invalidations.pending.get(number, 0)
+        awaited: list[Awaited] = []
+        unbound = 0
+        for session in self._sessions.all():
+            if session.serves_stale:
+                unbound += 1
+            elif waiting and session.settled < number and len(awaited) < MAX_AWAITED:
+                left_ms = math.ceil((self._sessions.settles_by(session, number) - now) * 1000)
+                awaited.append(Awaited(session.name, session.host, max(0, left_ms)))
+        return Progress(self._term, follower.session, follower.request, number, not waiting, waiting, unbound, awaited)
+
+    def _present(self, followers: Iterable[Follower]) -> Iterator[tuple[Session, Follower]]:
+        for follower in followers:
+            if (session := self._sessions.find(follower.session)) is not None:
+                yield session, follower

@@ -1,0 +1,45 @@
+"""How the results of many keys fit into messages, none of which may be too large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from mmcache.control.messages import MAX_INFO_BYTES, MAX_MESSAGE_BYTES, Answer, Hit, Resolution
+from mmcache.controller.claims import WAITING, Wake
+
+RESULT_BYTES: Final = 64
+"""More than any result takes on the wire, besides its info; likewise the head of a message."""
+SURE_TO_FIT: Final = MAX_MESSAGE_BYTES // (RESULT_BYTES + MAX_INFO_BYTES) - 1
+"""As many results fit into a message, however large."""
+
+
+def batched(wakes: Sequence[Wake]) -> Iterator[tuple[int, int, list[tuple[int, Resolution]]]]:
+    """The ends of waits by session and request: one message for each, or more where it would be too large."""
+    batches: dict[tuple[int, int], list[list[tuple[int, Resolution]]]] = {}
+    sizes: dict[tuple[int, int], int] = {}
+    for session, request, position, result in wakes:
+        size = RESULT_BYTES + (len(result.info) if isinstance(result, Hit) else 0)
+        waiter = (session, request)
+        chunks = batches.setdefault(waiter, [])
+        if not chunks or sizes[waiter] + size > MAX_MESSAGE_BYTES:
+            chunks.append([])
+            sizes[waiter] = RESULT_BYTES
+        chunks[-1].append((position, result))
+        sizes[waiter] += size
+    for (session, request), chunks in batches.items():
+        for results in chunks:
+            yield session, request, results
+
+
+def cut(results: list[Answer], session: int, request: int) -> list[Wake]:
+    """Take out of an answer the hits that would make it too large: they follow at once, as if waited for."""
+    room = MAX_MESSAGE_BYTES - RESULT_BYTES * (len(results) + 1)
+    follows = []
+    for position, result in enumerate(results):
+        if isinstance(result, Hit):
+            room -= len(result.info)
+            if room < 0:
+                follows.append(Wake(session, request, position, result))
+                results[position] = WAITING
+    return follows

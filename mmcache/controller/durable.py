@@ -1,0 +1,50 @@
+"""What a controller needs to be durable: what one term leaves to the next, and what a core wants written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mmcache.controller.announcements import Asked
+from mmcache.key import Scope
+from mmcache.selector import Selector
+
+
+class Past(NamedTuple):
+    """What is durable when a term begins.
+
+    Args:
+        lineage: made together with the database; a part of every name in the store.
+        head: the last number of the invalidation sequence.
+        held: the invalidations that count, in order.
+        pending: numbers of those that are not complete.
+        scopes: of all keys that were ever claimed or committed.
+        remembered: numbers of invalidations by the idempotency keys with which they were asked for.
+        strangers_until: until when sessions of a term before may live; None: there can be none.
+    """
+
+    lineage: str
+    head: int = 0
+    held: Sequence[tuple[int, Selector]] = ()
+    pending: Sequence[int] = ()
+    scopes: Sequence[Scope] = ()
+    remembered: Sequence[tuple[str, int]] = ()
+    strangers_until: float | None = None
+
+
+class ToWrite(NamedTuple):
+    """What is to become durable before any effects are sent: all of it at once.
+
+    Args:
+        first: the number of the first of `asked`; the others follow.
+        completed: numbers of invalidations that are complete by now. That may be lost: they complete again.
+        forgotten: numbers of those that count no more, since later ones cover them. That may be lost too.
+        settled: whether the sessions of all earlier terms are over by now. That too.
+    """
+
+    scopes: Sequence[Scope]
+    first: int
+    asked: Sequence[Asked]
+    completed: Sequence[int]
+    forgotten: Sequence[int]
+    settled: bool

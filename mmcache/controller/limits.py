@@ -1,0 +1,39 @@
+"""How long things last at a controller, and how many of each it keeps."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ControllerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in milliseconds, and the bounds of the controller's tables. Beyond a bound there is no service, no growth.
+
+    Raises ValueError for a limit that is not positive, or a time longer than a day.
+    """
+
+    ttl_ms: int = 5_000
+    """How long a client's session is fresh after a heartbeat that was answered."""
+    claim_ms: int = 10_000
+    """How long a claim lives that is not renewed."""
+    lease_ms: int = 10_000
+    """The store's read lease, for the clients to know."""
+    hold_ms: int = 30_000
+    """How long the store keeps a dead writer's name: `put_start_discard_timeout_sec` of its master."""
+    max_sessions: int = 10_000
+    max_entries: int = 2_000_000
+    max_claims: int = 500_000
+    max_holds: int = 100_000
+    max_waiters: int = 1_000_000
+    """Most waits in all: each name of each waiting request is one."""
+    max_waiters_per_session: int = 65_536
+    max_scopes: int = 65_536
+    max_invalidations: int = 100_000
+    """Of which a generation table is made; beyond it the oldest are replaced by coarser ones."""
+    max_followers: int = 10_000
+    """Most requests that wait for an invalidation to be complete."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value < 1 or (name.endswith("_ms") and value > 86_400_000):
+                raise ValueError(f"{name} cannot be {value}")

@@ -1,0 +1,99 @@
+"""Between a core and its state store: what a term finds when it begins, and what it wants written."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import Final
+
+from mmcache.controller.announcements import MAX_REMEMBERED
+from mmcache.controller.durable import Past, ToWrite
+from mmcache.controller.limits import ControllerLimits
+from mmcache.controller.sessions import DRIFT_BOUND
+from mmcache.controller.state.base import Invalidation, StateFull, StateLost, StateStore
+
+_log = logging.getLogger(__name__)
+
+_PAGE: Final = 1000
+
+
+class Recorder:
+    """Writes one term. Times are seconds since 1970, and for people.
+
+    Args:
+        store: this process's own. Closed by whoever opened it.
+    """
+
+    def __init__(self, store: StateStore) -> None:
+        self._store = store
+
+    def begin(self, limits: ControllerLimits, now: float) -> tuple[int, Past]:
+        """Begin a term; returns its number, and what there was before. `now` is the core's clock.
+
+        Raises StateLost, or StateFull.
+        """
+        store = self._store
+        term = secrets.randbelow((1 << 62) - 1) + 1
+        # A store that is new may stand for one that was lost, whose clients are there still.
+        before_ms = max(limits.ttl_ms, store.previous_ttl_ms or 0)
+        past = Past(
+            lineage=store.lineage,
+            head=store.head,
+            held=store.held(),
+            pending=[one.number for one in store.pending()],
+            scopes=list(store.scopes().values()),
+            remembered=self._remembered(),
+            strangers_until=now + before_ms / 1000 * (1 + DRIFT_BOUND),
+        )
+        store.begin_term(term, limits.ttl_ms)
+        return term, past
+
+    def write(self, todo: ToWrite, at: float) -> None:
+        """Make it durable. Raises StateFull, after which nothing of what was asked for is, or StateLost."""
+        store = self._store
+        if todo.scopes:
+            try:
+                store.add_scopes(todo.scopes)
+            except StateFull as error:  # a scope that is not known again costs computations, and nothing else
+                _log.warning("scopes are not remembered: %s", error)
+        if todo.asked:
+            batch = [
+                Invalidation(
+                    number=number,
+                    selector=one.selector,
+                    reason=_printable(one.reason),
+                    actor=_printable(one.actor),
+                    at=at,
+                    idempotency_key=self._new_key(one.idempotency),
+                )
+                for number, one in enumerate(todo.asked, todo.first)
+            ]
+            store.invalidate(batch, forget=todo.forgotten)
+        elif todo.forgotten:
+            store.forget(todo.forgotten)
+        if todo.completed:
+            store.complete(todo.completed, at)
+        if todo.settled:
+            store.settle_terms()
+
+    def check(self) -> None:
+        """Raise StateLost where a write could not succeed any more: nobody may be told that a term goes on."""
+        if not self._store.still_owner():
+            raise StateLost("the controller's state was taken away, replaced, or could not be written")
+
+    def _remembered(self) -> list[tuple[str, int]]:
+        """Oldest first."""
+        remembered: list[tuple[str, int]] = []
+        before: int | None = None
+        while len(remembered) < MAX_REMEMBERED and (page := self._store.page(before, _PAGE)):
+            remembered += [(one.idempotency_key, one.number) for one in page if one.idempotency_key is not None]
+            before = page[-1].number
+        return remembered[MAX_REMEMBERED - 1 :: -1] if len(remembered) > MAX_REMEMBERED else remembered[::-1]
+
+    def _new_key(self, key: str) -> str | None:
+        """None for one that an invalidation has which is too old for the core to remember."""
+        return key if key and self._store.by_idempotency_key(key) is None else None
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)

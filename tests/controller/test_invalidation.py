@@ -1,0 +1,295 @@
+"""What the core makes of invalidations: who is told, whom completion waits for, and what becomes of what they match."""
+
+from __future__ import annotations
+
+import pytest
+from controller_driver import LINEAGE, TERM, World
+
+from mmcache.control.messages import (
+    INVALIDATED,
+    MAX_PUSH,
+    CommitStatus,
+    Follow,
+    Granted,
+    Heartbeat,
+    HeartbeatAnswer,
+    Hit,
+    Invalidated,
+    Push,
+    Refused,
+    Resend,
+    Unclaimed,
+    Welcome,
+)
+from mmcache.controller.durable import Past
+from mmcache.controller.sessions import DRIFT_BOUND
+from mmcache.selector import Selector
+
+TTL = 5.0
+LIFETIME = TTL * (1 + DRIFT_BOUND)
+A, B = Selector(mm_hash="a"), Selector(mm_hash="b")
+
+
+def number_of(answer: object) -> int:
+    assert isinstance(answer, Invalidated)
+    return answer.number
+
+
+def test_it_is_complete_once_every_session_has_acknowledged_it() -> None:
+    world = World()
+    operator, reader, other = world.client("operator"), world.client("reader"), world.client("other")
+    assert number_of(operator.invalidate(A)) == 1
+    [push] = reader.pushes()
+    assert push == Push(TERM, reader.session, 0, 1, True, [(1, A)])
+    request = operator.follow(1, wait_ms=60_000)
+    reader.apply(1)
+    operator.apply(1)
+    assert operator.progress() == []
+    other.apply(1)
+    assert operator.progress() == [(request, True, 0)]
+    assert operator.progress() == []
+
+
+def test_a_session_that_is_silent_is_awaited_until_it_must_have_ended() -> None:
+    world = World()
+    operator, silent = world.client("operator"), world.client("silent")
+    world.advance(1.0)
+    silent.heartbeat()
+    world.advance(0.5)
+    operator.heartbeat()
+    operator.invalidate(A)
+    operator.apply(1)
+    operator.follow(1, wait_ms=60_000)
+    world.advance(LIFETIME - 0.5 - 0.01)
+    operator.heartbeat(applied=1)
+    assert operator.progress() == []
+    world.advance(0.02)
+    assert [complete for _, complete, _ in operator.progress()] == [True]
+
+
+def test_a_heartbeat_that_is_answered_with_the_new_head_prolongs_nothing() -> None:
+    world = World()
+    operator, behind = world.client("operator"), world.client("behind")
+    operator.invalidate(A)
+    operator.apply(1)
+    operator.follow(1, wait_ms=60_000)
+    for _ in range(4):
+        world.advance(LIFETIME / 4 + 0.01)
+        answer = behind.heartbeat(applied=0)
+        assert isinstance(answer, HeartbeatAnswer)
+        assert answer.head == 1
+        operator.heartbeat(applied=1)
+    assert [complete for _, complete, _ in operator.progress()] == [True], "it was told that it is behind"
+
+
+@pytest.mark.parametrize("ends", ["another hello", "unreachable"])
+def test_a_session_that_ended_otherwise_than_by_its_goodbye_is_awaited_still(ends: str) -> None:
+    world = World()
+    operator, gone = world.client("operator"), world.client("gone")
+    if ends == "another hello":
+        gone.hello()
+    else:
+        world.deliver(world.core.unreachable(gone.peer, world.now))
+    operator.invalidate(A)
+    operator.apply(1)
+    gone.apply(1)  # whoever is there now is not who was there
+    operator.follow(1, wait_ms=60_000)
+    world.advance(LIFETIME - 0.01)
+    operator.heartbeat(applied=1)
+    assert operator.progress() == []
+    world.advance(0.02)
+    assert len(operator.progress()) == 1
+
+
+def test_a_goodbye_settles_at_once() -> None:
+    world = World()
+    operator, leaving = world.client("operator"), world.client("leaving")
+    operator.invalidate(A)
+    operator.apply(1)
+    request = operator.follow(1, wait_ms=60_000)
+    leaving.goodbye()
+    assert operator.progress() == [(request, True, 0)]
+
+
+def test_who_waits_is_told_in_time_how_far_it_is_and_whom_it_waits_for() -> None:
+    world = World()
+    operator, silent = world.client("operator"), world.client("silent")
+    world.client("stale").hello(serves_stale=True)
+    operator.invalidate(A)
+    operator.apply(1)
+    operator.follow(1, wait_ms=1_000)
+    operator.pushes()
+    assert operator.inbox == []
+    world.advance(1.0)
+    [progress] = operator.inbox
+    assert (progress.complete, progress.waiting, progress.unbound) == (False, 2, 1)  # type: ignore[union-attr]
+    names = [(one.name, one.most_ms) for one in progress.awaited]  # type: ignore[union-attr]
+    assert ("silent", round((LIFETIME - 1.0) * 1000)) in names
+    assert silent.pushes()
+
+
+def test_sessions_that_serve_what_is_stale_are_not_awaited() -> None:
+    world = World()
+    operator, stale = world.client("operator"), world.client("stale")
+    world.advance(LIFETIME)  # what it was before is forgotten
+    operator.hello()
+    stale.hello(serves_stale=True)
+    operator.invalidate(A)
+    operator.apply(1)
+    operator.follow(1)
+    assert [complete for _, complete, _ in operator.progress()] == [True]
+    stale.apply(1)
+    world.advance(2 * LIFETIME)
+
+
+def test_nothing_is_told_or_counts_before_it_is_durable() -> None:
+    world = World()
+    operator, reader = world.client("operator"), world.client("reader")
+    reader.put("a")
+    world.disk_full = True
+    answer = operator.invalidate(A)
+    assert isinstance(answer, Refused)
+    assert "disk" in answer.reason
+    assert reader.pushes() == []
+    assert isinstance(reader.acquire("a")[0], Hit)
+    world.disk_full = False
+    assert number_of(operator.invalidate(B)) == 1
+    assert [(todo.first, [one.selector for one in todo.asked]) for todo in world.durable if todo.asked] == [(1, [B])]
+
+
+def test_what_was_asked_twice_is_made_once() -> None:
+    world = World()
+    operator = world.client("operator")
+    assert number_of(operator.invalidate(A, "once")) == 1
+    assert number_of(operator.invalidate(A, "once")) == 1
+    assert number_of(operator.invalidate(A)) == 2
+    later = World(Past(LINEAGE, head=2, held=[(1, A), (2, A)], remembered=[("once", 1)]))
+    assert number_of(later.client("operator").invalidate(A, "once")) == 1
+
+
+def test_entries_of_an_old_generation_are_not_found() -> None:
+    world = World()
+    client = world.client("c")
+    client.put("a")
+    client.put("b")
+    client.invalidate(A)
+    (answer, hit) = client.acquire("a", "b")
+    assert isinstance(answer, Granted)
+    assert answer.generation == 1
+    assert isinstance(hit, Hit)
+    assert hit.generation == 0
+    assert client.commit("a", tokens=[answer.token], generation=1) == [CommitStatus.STORED]
+    (again,) = client.acquire("a")
+    assert isinstance(again, Hit)
+    assert again.generation == 1
+
+
+def test_who_waits_for_what_is_of_an_old_generation_is_told_to_ask_again() -> None:
+    world = World()
+    encoder, waiter = world.client("encoder"), world.client("waiter")
+    token = encoder.claim("a")
+    kept = encoder.claim("b")
+    waiter.acquire("a", "b")
+    encoder.invalidate(A)
+    assert len(waiter.pushes()) == 1
+    assert waiter.resolved() == [(1, 0, Unclaimed(INVALIDATED))]
+    assert encoder.renew(token, kept) == [token]
+    (granted,) = waiter.acquire("a")
+    assert isinstance(granted, Granted)
+    assert granted.generation == 1
+    assert encoder.commit("a", tokens=[token], generation=0) == [CommitStatus.OUTDATED]
+    assert waiter.renew(granted.token) == [], "what is outdated ends nobody's claim"
+
+
+def test_a_new_session_gets_all_that_counts_and_one_that_resumes_what_it_lacks() -> None:
+    held = [(number, Selector(mm_hash=f"h{number}")) for number in range(1, MAX_PUSH + 3)]
+    world = World(Past(LINEAGE, head=len(held), held=held))
+    new = world.client("new")
+    pushes = new.pushes()
+    assert [push.whole for push in pushes] == [False, True]
+    assert [item for push in pushes for item in push.invalidations] == held
+    assert [(push.after, push.through) for push in pushes] == [(0, MAX_PUSH), (MAX_PUSH, len(held))]
+    welcome = new.hello(lineage=LINEAGE, applied=len(held) - 1)
+    assert isinstance(welcome, Welcome)
+    assert (welcome.after, welcome.head) == (len(held) - 1, len(held))
+    [push] = new.pushes()
+    assert push.invalidations == held[-1:]
+    other = new.hello(lineage="another", applied=3)
+    assert isinstance(other, Welcome)
+    assert other.after == 0
+
+
+def test_what_was_lost_is_pushed_again() -> None:
+    world = World()
+    operator, reader = world.client("operator"), world.client("reader")
+    operator.invalidate(A)
+    operator.invalidate(B)
+    reader.pushes()
+    reader.tell(Resend(TERM, reader.session, 0))
+    [push] = reader.pushes()
+    assert push == Push(TERM, reader.session, 0, 2, True, [(1, A), (2, B)])
+
+
+def test_after_a_restart_nothing_is_complete_until_the_sessions_before_must_have_ended() -> None:
+    world = World(Past(LINEAGE, head=3, held=[(3, A)], pending=[2, 3], strangers_until=1000.0 + LIFETIME))
+    operator = world.client("operator")
+    operator.apply(3)
+    operator.invalidate(B)
+    operator.apply(4)
+    for number in (2, 3, 4):
+        operator.follow(number, wait_ms=60_000)
+    operator.follow(1)
+    assert [complete for _, complete, _ in operator.progress()] == [True]
+    world.advance(LIFETIME - 0.01)
+    operator.heartbeat(applied=4)
+    assert operator.progress() == []
+    world.advance(0.02)
+    assert [complete for _, complete, _ in operator.progress()] == [True] * 3
+    completed = [number for todo in world.durable for number in todo.completed]
+    assert completed == [2, 3, 4]
+
+
+@pytest.mark.parametrize("tells", ["hello", "heartbeat", "acknowledgement"])
+def test_a_client_that_is_ahead_shows_that_the_database_went_back(tells: str) -> None:
+    world = World(Past(LINEAGE, head=3, held=[(3, A)]))
+    client, other = world.client("ahead"), world.client("other")
+    match tells:
+        case "hello":
+            assert isinstance(client.hello(lineage=LINEAGE, applied=4), Refused)
+        case "heartbeat":
+            client.tell(Heartbeat(TERM, client.session, 1, 4))
+        case _:
+            client.apply(4)
+    assert "older" in world.core.went_back
+    assert isinstance(other.heartbeat(applied=3), Refused)
+
+
+def test_a_number_from_the_future_is_refused() -> None:
+    world = World()
+    client = world.client("c")
+    answer = client.ask(Follow(TERM, client.session, 77, 1, 0))
+    assert isinstance(answer, Refused)
+    assert answer.request == 77
+
+
+def test_followers_are_bounded_and_end_with_their_session() -> None:
+    world = World(max_followers=1)
+    operator, other = world.client("operator"), world.client("other")
+    operator.invalidate(A)
+    operator.follow(1, wait_ms=60_000)
+    assert isinstance(other.ask(Follow(TERM, other.session, 5, 1, 60_000)), Refused)
+    operator.hello()
+    other.follow(1, wait_ms=60_000)
+
+
+def test_what_later_ones_cover_is_forgotten_and_a_full_table_is_made_coarser() -> None:
+    world = World(max_invalidations=10)
+    operator, reader = world.client("operator"), world.client("reader")
+    for number in range(11):
+        operator.invalidate(Selector(model="m", mm_hash=f"item-{number}"))
+    wide = Selector(model="m")
+    assert world.core.stats()["head"] == 12, "the last one brought another about"
+    assert reader.pushes()[-1].invalidations == [(12, wide)]
+    assert world.core.stats()["invalidations"] == 1
+    assert sorted(number for todo in world.durable for number in todo.forgotten) == list(range(1, 12))
+    assert number_of(operator.invalidate(A)) == 13
