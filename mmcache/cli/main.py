@@ -13,6 +13,7 @@ from mmcache.cli.doctor.command import doctor
 from mmcache.cli.entries.get import get
 from mmcache.cli.entries.lookup import lookup
 from mmcache.cli.entries.put import put
+from mmcache.cli.invalidate import invalidate
 from mmcache.cli.stats.command import stats
 from mmcache.cli.up import up
 
@@ -27,6 +28,7 @@ app.command()(demo)
 app.command()(put)
 app.command()(get)
 app.command()(lookup)
+app.command()(invalidate)
 app.command()(stats)
 app.command()(doctor)
 

@@ -1,0 +1,92 @@
+"""`mmcache invalidate` against a real cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+import torch
+from commands import KEY, run
+from serving import Serving
+
+from mmcache import EmbeddingKey, MMCache
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Serving]:
+    with Serving(segment_bytes=64 << 20) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cache(serving: Serving) -> MMCache:
+    return serving.connect()
+
+
+def key(name: str, **fields: str | None) -> EmbeddingKey:
+    options = dict(zip([option.removeprefix("--") for option in KEY[::2]], KEY[1::2], strict=True))
+    return EmbeddingKey(**{**options, "mm_hash": name, **fields})  # type: ignore[arg-type]
+
+
+def test_what_matches_is_not_served_any_more(serving: Serving, cache: MMCache) -> None:
+    plain, adapted = key("photo"), key("photo", lora="digest")
+    for one in (plain, adapted):
+        assert cache.put(one, torch.ones(8)).readable
+    made = run("invalidate", *KEY, "--no-lora", "--mm-hash", "photo", "--wait", "--json", config=serving.config)
+    assert made.status == 0
+    assert made.json["complete"]
+    assert made.json["selector"] == {**dict(zip(["model", "version"], KEY[1::2], strict=True)), "lora": None} | {
+        "mm_hash": "photo"
+    }
+    assert cache.get(plain) is None
+    assert cache.get(adapted) is not None
+    again = run("invalidate", "--lora", "digest", "--wait", config=serving.config)
+    assert "complete" in again.out
+    assert cache.get(adapted) is None
+
+
+def test_all_of_it_needs_a_yes(serving: Serving, cache: MMCache) -> None:
+    cache.put(key("all"), torch.ones(8))
+    refused = run("invalidate", "--all", config=serving.config)
+    assert (refused.status, "--yes" in refused.err) == (2, True)
+    assert cache.get(key("all")) is not None
+    assert run("invalidate", "--all", "--yes", "--wait", config=serving.config).status == 0
+    assert cache.get(key("all")) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ([], "--all"),
+        (["--lora", "d", "--no-lora"], "--no-lora"),
+        (["--model", "m", "--all", "--yes"], "--all"),
+        (["--model", "two words"], "model"),
+        (["--mm-hash", ""], "mm_hash"),
+        (["--model", "m", "--reason", "r" * 600], "reason"),
+    ],
+)
+def test_a_wrong_option_is_named(serving: Serving, options: list[str], word: str) -> None:
+    refused = run("invalidate", *options, config=serving.config)
+    assert refused.status == 2
+    assert word in refused.err
+
+
+def test_who_is_silent_is_named_and_waited_for(serving: Serving) -> None:
+    worker = serving.start_worker("compute_all", keys=1, seed=0, batch=1)
+    assert worker.read()["ready"]
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    options = ("--mm-hash", "nobody's", "--wait")
+    early = run("invalidate", *options, "--timeout", "0.3", config=serving.config)
+    assert (early.status, str(worker.process.pid) in early.out) == (1, True)
+    assert run("invalidate", *options, config=serving.config).status == 0
+    os.kill(worker.process.pid, signal.SIGCONT)
+
+
+def test_without_a_controller_it_says_so(serving: Serving, tmp_path: object) -> None:
+    config = serving.folder / "nobody.yaml"
+    config.write_text('{"control": {"address": "tcp://127.0.0.1:9"}, "client": {"connect_timeout": 1}}')
+    failed = run("invalidate", "--model", "m", config=config)
+    assert failed.status == 1
+    assert "127.0.0.1:9" in failed.err
