@@ -50,7 +50,8 @@ class Attacher:
         self._thread: threading.Thread | None = None
         self._attached_at = 0.0
         self._worn_out: Attachment | None = None
-        self._ending: list[Store] = []
+        self._ending: weakref.WeakSet[Store] = weakref.WeakSet()
+        """Those that were lost. A client that has ended keeps 24 MiB for as long as anybody knows it."""
         self.current: Attachment | None = None
         self.last_error: Exception | None = None
 
@@ -113,17 +114,15 @@ class Attacher:
             if self.current is not attachment or self._closing.is_set():
                 return
             self.current = self._worn_out = None  # nothing here may keep its memory
-            self._ending.append(attachment.store)
+            self._ending.add(attachment.store)
         self._counters.add("attachment_lost")
         _log.warning("the attachment to the store is gone; attaching anew")
         attachment.pool.close()
         self._try_in_background(threading.Event(), before=attachment.store.close)
 
     def _count_ending(self) -> int:
-        """How many of those that were lost have not ended; forgets the others."""
-        with self._lock:
-            self._ending = [store for store in self._ending if not store.ended]
-            return len(self._ending)
+        """How many of those that were lost have not ended."""
+        return sum(not store.ended for store in list(self._ending))
 
     def _try_in_background(self, first_try_ended: threading.Event, before: Callable[[], None] | None = None) -> None:
         self._thread = threading.Thread(
@@ -134,7 +133,6 @@ class Attacher:
     def _keep_trying(self, first_try_ended: threading.Event, before: Callable[[], None] | None) -> None:
         if before is not None:
             before()
-            self._count_ending()  # a client that has ended keeps 24 MiB for as long as anybody knows it
         while not self._closing.is_set():
             try:
                 self._try()

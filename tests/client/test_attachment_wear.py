@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 
@@ -19,6 +20,12 @@ class Lingering(MemoryStore):
     """Does not end before it is allowed to."""
 
     may_end = False
+    closed: ClassVar[list[Lingering]] = []
+    """As a thread that ends it would, this knows it meanwhile."""
+
+    def close(self) -> None:
+        super().close()
+        self.closed.append(self)
 
     @property
     def ended(self) -> bool:
@@ -30,6 +37,7 @@ def attacher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Attacher]:
     monkeypatch.setattr(attachment, "SHORTEST_LIFE_SECONDS", 0.0)
     monkeypatch.setattr(attachment, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(Lingering, "may_end", False)
+    monkeypatch.setattr(Lingering, "closed", [])
     world = MemoryWorld()
     attacher = Attacher(lambda: Lingering(world), pool_bytes=8 * PAGE, counters=Counters())
     attacher.start(5.0)
