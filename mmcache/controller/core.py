@@ -11,6 +11,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from mmcache.control.messages import (
     MAX_BATCH,
@@ -81,6 +82,10 @@ _SessionMessage = (
     | Invalidate
     | Follow
 )
+
+
+SWEPT_AT_ONCE: Final = 1000
+"""Entries that are looked at between two bursts of messages, after an invalidation: for a millisecond or two."""
 
 
 class ControllerCore:
@@ -176,6 +181,7 @@ class ControllerCore:
         self.count("invalidation", len(self._announcements.asked))
         effects = self._addressed(self._announcements.written(now))
         wakes = self._claims.outdate(self._generation_of)
+        self._directory.outdate()
         return effects + self._resolved(wakes)
 
     def not_written(self, reason: str) -> Effects:
@@ -216,6 +222,7 @@ class ControllerCore:
             effects += self._addressed(self._announcements.heard(settled, now))
         effects += self._addressed(self._announcements.expire(now))
         wakes += self._claims.expire(now)
+        self.count("entry.outdated", self._directory.sweep(self._generation_of, SWEPT_AT_ONCE))
         self._settled = now
         return effects + self._resolved(wakes) if wakes else effects
 
@@ -226,6 +233,7 @@ class ControllerCore:
             self._claims.next_deadline(),
             self._announcements.next_deadline(),
             self._strangers_until,
+            self._settled if self._directory.sweeping else None,
         )
         return min((due for due in deadlines if due is not None), default=None)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -33,6 +34,8 @@ class Directory:
         self._max_entries = max_entries
         self._entries: dict[bytes, Entry] = {}
         self._revision = 0
+        self._to_sweep: Iterator[bytes] | None = None
+        self._sweep_again = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -70,3 +73,32 @@ class Directory:
             return False
         del self._entries[name]
         return True
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether there may be entries of an old generation."""
+        return self._to_sweep is not None
+
+    def outdate(self) -> None:
+        """Some entries are of an old generation by now. They are not found any more; `sweep` forgets them."""
+        if self._to_sweep is None:
+            self._to_sweep = iter(list(self._entries))
+        else:
+            self._sweep_again = True
+
+    def sweep(self, generation_of: Callable[[bytes], int], most: int) -> int:
+        """Look at so many entries, and forget those of an old generation; returns how many that were."""
+        if self._to_sweep is None:
+            return 0
+        names = list(itertools.islice(self._to_sweep, most))
+        outdated = [
+            name
+            for name in names
+            if (entry := self._entries.get(name)) is not None and entry.hit.generation != generation_of(name)
+        ]
+        for name in outdated:
+            del self._entries[name]
+        if len(names) < most:
+            self._to_sweep = iter(list(self._entries)) if self._sweep_again else None
+            self._sweep_again = False
+        return len(outdated)

@@ -21,6 +21,7 @@ from mmcache.control.messages import (
     Unclaimed,
     Welcome,
 )
+from mmcache.controller import core
 from mmcache.controller.durable import Past
 from mmcache.controller.sessions import DRIFT_BOUND
 from mmcache.selector import Selector
@@ -293,3 +294,18 @@ def test_what_later_ones_cover_is_forgotten_and_a_full_table_is_made_coarser() -
     assert world.core.stats()["invalidations"] == 1
     assert sorted(number for todo in world.durable for number in todo.forgotten) == list(range(1, 12))
     assert number_of(operator.invalidate(A)) == 13
+
+
+def test_entries_of_an_old_generation_make_room_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "SWEPT_AT_ONCE", 3)
+    world = World(max_entries=10)
+    client = world.client("c")
+    client.put(*[f"item-{number}" for number in range(10)])
+    client.invalidate(Selector(mm_hash="item-0"))
+    client.invalidate(Selector(mm_hash="item-9"))  # while the first is being swept
+    world.advance(0.1)
+    assert world.stats("entries", "entry.outdated") == (8, 2)
+    client.invalidate(Selector())
+    world.advance(0.1)
+    assert client.commit("new", tokens=[0], generation=3) == [CommitStatus.STORED]
+    assert world.stats("entries") == (1,)
