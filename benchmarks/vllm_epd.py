@@ -35,12 +35,12 @@ from benchmarks.vllm_media import Picture
 from benchmarks.vllm_probe import holding
 from benchmarks.vllm_served import Options, ServedEngine
 
-SIDES = (112, 168, 224, 280, 336, 392, 448)
+SIDES = (28, 56, 84, 112, 168, 224, 280, 336, 392, 448)
 """Of pictures in pixels, to choose one from whose encoding takes about as long as it should."""
 ENCODE_SECONDS = 0.3
 TOKENS = 2
-ARGUMENTS = {"distributed_executor_backend": "uni"}
-"""Scheduler and worker in one process, as where there is one accelerator."""
+ARGUMENTS = {"distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}
+"""Scheduler and worker in one process, as where there is one accelerator. (vLLM on a CPU takes "mp" for "uni".)"""
 WAIT_SECONDS = 3600.0
 """Of a deferred request: longer than anything here."""
 DEFERRED_SECONDS = 10.0
