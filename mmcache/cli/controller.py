@@ -16,6 +16,8 @@ from mmcache.config import Settings, load
 if TYPE_CHECKING:
     from mmcache.controller.state.base import StateStore
 
+_log = logging.getLogger(__name__)
+
 
 def controller(
     config: Annotated[
@@ -61,7 +63,7 @@ def _serve(settings: Settings) -> None:
     try:
         with contextlib.closing(_open_state(settings.controller.state)) as store:
             core, recorder = begin_term(store, limits)
-            serve(bind, core, recorder, ready=lambda address: typer.echo(f"controller at {address}"))
+            serve(bind, core, recorder, ready=lambda address: _say_ready(address, settings.controller.state))
     except OSError as error:
         if error.filename != bind:  # of the output, say
             raise
@@ -74,12 +76,13 @@ def _open_state(path: str | None) -> StateStore:
     from mmcache.controller.server import volatile_store  # noqa: PLC0415
     from mmcache.controller.state.sqlite import SqliteStateStore  # noqa: PLC0415
 
-    if path is not None:
-        return SqliteStateStore.open(Path(path))
-    logging.getLogger(__name__).warning(
-        "controller.state names no file: entries and invalidations of before this start are forgotten"
-    )
-    return volatile_store()
+    return volatile_store() if path is None else SqliteStateStore.open(Path(path))
+
+
+def _say_ready(address: str, state: str | None) -> None:
+    typer.echo(f"controller at {address}")
+    if state is None:
+        _log.warning("controller.state names no file: entries and invalidations of before this start are forgotten")
 
 
 def _milliseconds(seconds: float) -> int:

@@ -25,7 +25,7 @@ from mmcache.cli.doctor.children import Ended
 from mmcache.cli.doctor.examination import wait_for_cluster
 from mmcache.cli.doctor.finding import Status
 from mmcache.config import Settings, StoreSettings, load
-from mmcache.control.messages import HelloAgain, Refused, Welcome, encode
+from mmcache.control.messages import PROTOCOL_VERSION, HelloAgain, Refused, Welcome, encode
 
 
 @pytest.fixture(scope="module")
@@ -179,8 +179,8 @@ def welcome(version: int) -> Welcome:
 @pytest.mark.parametrize(
     ("answer", "status", "words"),
     [
-        (encode(welcome(1)), Status.OK, ("protocol 1",)),
-        (encode(welcome(9)), Status.FAILING, ("speaks protocol 9, this mmcache 1", "same release")),
+        (encode(welcome(PROTOCOL_VERSION)), Status.OK, (f"protocol {PROTOCOL_VERSION}",)),
+        (encode(welcome(9)), Status.FAILING, (f"speaks protocol 9, this mmcache {PROTOCOL_VERSION}", "same release")),
         (encode(Refused(0, "protocol version 1; this speaks 2")), Status.FAILING, ("this speaks 2", "same release")),
         (encode(HelloAgain("?")), Status.FAILING, ("answers a hello with HelloAgain",)),
         (b"HTTP/1.1 200 OK", Status.FAILING, ("answers no hello", "is no controller")),
