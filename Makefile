@@ -18,7 +18,7 @@ define install_debian_packages
 	  $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing; fi
 endef
 
-.PHONY: help setup demo test test-vllm soak lint format clean
+.PHONY: help setup demo test test-vllm soak simulate lint format clean
 
 help:  ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ $(VLLM_VENV)/.installed: pyproject.toml Makefile tests/vllm/install.sh
 
 soak: setup  ## an hour of mixed load with random faults, after which nothing may have leaked
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGUMENTS)
+
+simulate: setup  ## schedules of a simulated world, from one seed after another, until one breaks a promise
+	$(BIN)/python -m tests.simulation --jobs 2 $(SIMULATE_ARGUMENTS)
 
 lint: setup  ## format, lint, types for every supported Python, layers
 	$(BIN)/ruff format --check .
