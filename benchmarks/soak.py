@@ -94,6 +94,7 @@ class Soak:
                 "clients": clients,
                 "parts": soak_resources.of_parts(self._parts),
                 "controller": controller,
+                "peers_gone": self._faults.peers_gone,
             }
         )
         for leak in self.leaks():

@@ -23,7 +23,7 @@ import psutil
 import torch
 
 from benchmarks.soak_load import STALL_WATCH_S, AsyncAsSync, Figures, Load
-from benchmarks.soak_resources import fd_names
+from benchmarks.soak_resources import abandoned_connections, fd_names
 from mmcache import MMCache
 
 TELL_SECONDS: Final = 1.0
@@ -152,6 +152,7 @@ class Client:
             "threads": process.num_threads(),
             "thread_names": sorted(thread.name for thread in threading.enumerate()),
             "fd_names": fd_names(os.getpid()),
+            "abandoned": abandoned_connections(os.getpid()),
             "alive": alive(),
             "pool": pool,
             "fresh": stats["session.fresh"],

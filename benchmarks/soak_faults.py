@@ -45,6 +45,15 @@ class Faults:
         """How many faults were injected so far."""
         return sum(number for name, number in self.injected.items() if not name.endswith("by itself"))
 
+    @property
+    def peers_gone(self) -> int:
+        """How many processes that move bytes have ended so far."""
+        return sum(
+            number
+            for name, number in self.injected.items()
+            if name.startswith(("owner", "sidecar")) and "stopped" not in name
+        )
+
     def tick(self) -> None:
         """Begin and end what is due."""
         now = time.monotonic()

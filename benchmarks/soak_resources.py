@@ -8,6 +8,8 @@ Tolerances, and why they are not zero:
 * Descriptors and native threads may differ by a few, and sockets by more: Mooncake keeps pools of connections to each
   peer, which grow with the calls at one time. And each attachment to a sidecar leaves one descriptor behind, of its
   shared memory: closed, no client of the process could reconnect any more.
+* An embedded client keeps up to four connections to the memory of each peer that was killed, half closed, until it is
+  attached anew. They count by themselves (`abandoned`), and may be as many as that.
 * Threads of mmcache that wait for work are started on demand, up to a number.
 * Quarantined memory is bounded: over a quarter of the pool, it is attached anew. A block on top of that may be large.
 """
@@ -31,6 +33,8 @@ ENTRY_BYTES: Final = 1536
 """Of the controller's memory, an entry of its directory, at most."""
 FDS: Final = 6
 SOCKETS: Final = 24
+ABANDONED_A_PEER: Final = 4
+"""Half-closed connections that Mooncake keeps to each `mooncake_client` that is gone."""
 NATIVE_THREADS: Final = 4
 LARGEST_BLOCK: Final = 8 * MIB + 64 * 1024
 ON_DEMAND: Final = {
@@ -54,6 +58,7 @@ def of_parts(parts: Parts) -> dict[str, dict[str, Any]]:
             "fds": process.num_fds(),
             "threads": process.num_threads(),
             "fd_names": fd_names(part.pid),
+            "abandoned": abandoned_connections(part.pid),
         }
     return used
 
@@ -68,8 +73,13 @@ def fd_names(pid: int) -> dict[str, int]:
     return dict(sorted(names.items()))
 
 
+def abandoned_connections(pid: int) -> int:
+    """How many TCP connections a process has whose other end is gone."""
+    return sum(one.status == psutil.CONN_CLOSE_WAIT for one in psutil.Process(pid).net_connections(kind="tcp"))
+
+
 def leaks(before: Mapping[str, Any], after: Mapping[str, Any], lent_bytes: Mapping[str, int]) -> list[str]:
-    """What has not come back, a sentence each. Both are `{"clients": …, "parts": …, "controller": …}`.
+    """What has not come back, a sentence each. Both are `{"clients": …, "parts": …, "controller": …, "peers_gone": …}`.
 
     Args:
         lent_bytes: how much memory each part lends to the store.
@@ -77,7 +87,8 @@ def leaks(before: Mapping[str, Any], after: Mapping[str, Any], lent_bytes: Mappi
     found: list[str] = []
     for name, now in after["clients"].items():
         then = before["clients"].get(name) or {}
-        found += [f"{name}: {leak}" for leak in (_of_client(then, now) if then and now else ["said nothing"])]
+        told = _of_client(then, now, after["peers_gone"]) if then and now else ["said nothing"]
+        found += [f"{name}: {leak}" for leak in told]
     for name, now in after["parts"].items():
         then = before["parts"][name]
         # What a part lends, and what is attached to it, it may not have touched yet at first.
@@ -87,7 +98,7 @@ def leaks(before: Mapping[str, Any], after: Mapping[str, Any], lent_bytes: Mappi
         if name == "sidecar":
             may += sum(int(client.get("pool", {}).get("capacity", 0)) for client in after["clients"].values())
         found += _grown(name, "memory", then["rss"], now["rss"], may)
-        found += [f"{name}: {leak}" for leak in _more_descriptors(then, now, FDS)]
+        found += [f"{name}: {leak}" for leak in _more_descriptors(then, now, FDS, after["peers_gone"])]
     table = after["controller"]
     expected = {"claims": 0, "waiters": 0, "holds": 0, "sessions": len(after["clients"]) + 1}
     for figure, value in expected.items():
@@ -96,13 +107,13 @@ def leaks(before: Mapping[str, Any], after: Mapping[str, Any], lent_bytes: Mappi
     return found
 
 
-def _of_client(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _of_client(then: Mapping[str, Any], now: Mapping[str, Any], peers_gone: int) -> list[str]:
     pool = now["pool"]
     if not pool or not now["fresh"]:
         return [f"has no {'pool' if not pool else 'session'} at rest"]
     found = _grown("", "own memory", then["anon"], now["anon"], OWN_BYTES)
     found += _grown("", "shared memory", 0, now["shared"], int(pool["capacity"]) + SHARED_SLACK)
-    found += _more_descriptors(then, now, FDS + now["attachments"] - then["attachments"])
+    found += _more_descriptors(then, now, FDS + now["attachments"] - then["attachments"], peers_gone)
     native_then, native_now = (used["threads"] - len(used["thread_names"]) for used in (then, now))
     found += _grown("", "native threads", native_then, native_now, NATIVE_THREADS)
     then_named, now_named = _thread_kinds(then["thread_names"]), _thread_kinds(now["thread_names"])
@@ -121,9 +132,11 @@ def _of_client(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _more_descriptors(then: Mapping[str, Any], now: Mapping[str, Any], may: int) -> list[str]:
+def _more_descriptors(then: Mapping[str, Any], now: Mapping[str, Any], may: int, peers_gone: int) -> list[str]:
     sockets_then, sockets_now = (used["fd_names"].get("socket", 0) for used in (then, now))
-    found = _grown("", "sockets", sockets_then, sockets_now, SOCKETS)
+    living_then, living_now = sockets_then - then["abandoned"], sockets_now - now["abandoned"]
+    found = _grown("", "sockets", living_then, living_now, SOCKETS)
+    found += _grown("", "abandoned connections", 0, now["abandoned"], ABANDONED_A_PEER * peers_gone)
     return found + _grown("", "descriptors", then["fds"] - sockets_then, now["fds"] - sockets_now, may)
 
 

@@ -85,6 +85,7 @@ CLIENT = {
     "shared": 64 << 20,
     "fds": 30,
     "fd_names": {"socket": 10},
+    "abandoned": 0,
     "threads": 20,
     "thread_names": ["MainThread", "mmcache-io-0", "mmcache-control"],
     "fresh": 1,
@@ -104,10 +105,11 @@ CLIENT = {
 REST = {
     "clients": {"one": CLIENT},
     "parts": {
-        "master": {"rss": 50 << 20, "fds": 30, "fd_names": {}},
-        "sidecar": {"rss": 80 << 20, "fds": 30, "fd_names": {}},
+        "master": {"rss": 50 << 20, "fds": 30, "fd_names": {}, "abandoned": 0},
+        "sidecar": {"rss": 80 << 20, "fds": 30, "fd_names": {}, "abandoned": 0},
     },
     "controller": {"claims": 0, "waiters": 0, "holds": 0, "sessions": 2, "entries": 10},
+    "peers_gone": 10,
 }
 
 
@@ -121,6 +123,7 @@ def test_what_came_back_is_no_leak() -> None:
     assert soak_resources.leaks(REST, changed(threads=21, thread_names=more_io), {}) == []
     assert soak_resources.leaks(REST, changed(fds=50, attachments=21), {}) == []
     assert soak_resources.leaks(REST, changed(fds=40, fd_names={"socket": 20}), {}) == []
+    assert soak_resources.leaks(REST, changed(fds=70, fd_names={"socket": 50}, abandoned=40), {}) == []
 
 
 def test_each_thing_that_did_not_come_back_is_named() -> None:
@@ -131,6 +134,7 @@ def test_each_thing_that_did_not_come_back_is_named() -> None:
         (changed(fds=50), "descriptors"),
         (changed(fds=38, attachments=2), "descriptors"),
         (changed(fds=70, fd_names={"socket": 50}), "sockets grew from 10 to 50"),
+        (changed(fds=71, fd_names={"socket": 51}, abandoned=41), "abandoned connections grew from 0 to 41, allowed 40"),
         (changed(threads=40), "native threads"),
         (changed(threads=21, thread_names=["MainThread", "mmcache-control-2", "mmcache-control"]), "threads mmcache-c"),
         (changed(pool={**pool, "held_blocks": 1}), "1 held_blocks"),
@@ -141,7 +145,10 @@ def test_each_thing_that_did_not_come_back_is_named() -> None:
         ({**REST, "controller": {**REST["controller"], "claims": 3}}, "3 claims, not 0"),
         ({**REST, "controller": {**REST["controller"], "sessions": 4}}, "4 sessions, not 2"),
         (
-            {**REST, "parts": {**REST["parts"], "sidecar": {"rss": 900 << 20, "fds": 30, "fd_names": {}}}},
+            {
+                **REST,
+                "parts": {**REST["parts"], "sidecar": {"rss": 900 << 20, "fds": 30, "fd_names": {}, "abandoned": 0}},
+            },
             "sidecar: memory grew",
         ),
     ]
