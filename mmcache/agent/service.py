@@ -249,7 +249,7 @@ class Service:
             wanted = acquired.wanted[position]
             match answer:
                 case Granted():
-                    self._granted(wanted, answer)
+                    self._granted(wanted, answer, acquired.acquisition.lineage)
                 case Hit():
                     hits.append((wanted, answer))
                 case Waiting():
@@ -259,18 +259,21 @@ class Service:
                     self._miss(wanted, "wait_failed" if answer.reason == CLAIMED else "unclaimed")
         return hits, waiting
 
-    def _granted(self, wanted: Wanted, answer: Granted) -> None:
+    def _granted(self, wanted: Wanted, answer: Granted, lineage: str) -> None:
         if not wanted.item.claim:
             self._channel.abort([answer.token], AbortReason.UNWANTED)
             self._miss(wanted, ABSENT)
-        elif not self._table.grant(wanted, Claim(wanted.name.at(answer.generation), answer.token)):
+        elif not self._table.grant(wanted, Claim(wanted.name.at(answer.generation, lineage=lineage), answer.token)):
             self._channel.abort([answer.token], AbortReason.UNWANTED)
 
     def _read_hits(self, acquired: _Acquired, hits: list[tuple[Wanted, Hit]]) -> None:
         """Read what the directory promises. What the store does not deliver is reported, and asked for once more."""
         promised = {id(wanted): hit for wanted, hit in hits}
         undelivered: list[Wanted] = []
-        for wanted, reason in self._read([(w, w.name.at(hit.generation, hit.nbytes)) for w, hit in hits]):
+        lineage = acquired.acquisition.lineage
+        for wanted, reason in self._read(
+            [(w, w.name.at(hit.generation, hit.nbytes, lineage=lineage)) for w, hit in hits]
+        ):
             if reason not in UNPUBLISHED:
                 self._miss(wanted, reason)
                 continue

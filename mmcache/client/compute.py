@@ -159,7 +159,7 @@ class Computation:
     def _carry_out(self, wanted: list[NamedKey], acquisition: Acquisition) -> list[NamedKey]:
         waiting = {i for i, answer in enumerate(acquisition.answers) if isinstance(answer, Waiting)}
         self._counters.add("wait", len(waiting))
-        again = self._take(wanted, list(enumerate(acquisition.answers)))
+        again = self._take(wanted, list(enumerate(acquisition.answers)), acquisition.lineage)
         while waiting and not acquisition.lost:
             started = time.monotonic()  # only what is spent on waiting counts, and not what is spent on computing
             resolved = acquisition.resolutions(started + self._patience)
@@ -168,22 +168,28 @@ class Computation:
                 break
             waiting.difference_update(position for position, _ in resolved)
             self._claims.update(answer.token for _, answer in resolved if isinstance(answer, Granted))
-            again += self._take(wanted, resolved)
+            again += self._take(wanted, resolved, acquisition.lineage)
         return again + [wanted[position] for position in sorted(waiting)]
 
     def _take(
-        self, wanted: list[NamedKey], answers: Sequence[tuple[int, Hit | Granted | Waiting | Unclaimed]]
+        self,
+        wanted: list[NamedKey],
+        answers: Sequence[tuple[int, Hit | Granted | Waiting | Unclaimed]],
+        lineage: str,
     ) -> list[NamedKey]:
-        """Compute what was granted, then read what others have; returns what to ask for again."""
+        """Compute what was granted, then read what others have; returns what to ask for again.
+
+        Who answers may be of another lineage than the names.
+        """
         tasks: list[_Task] = []
         again: list[NamedKey] = []
         hits: dict[str, tuple[NamedKey, Hit]] = {}
         for position, answer in answers:
             item = wanted[position]
             if isinstance(answer, Granted):
-                tasks.append(_Task(item.at(answer.generation), answer.token))
+                tasks.append(_Task(item.at(answer.generation, lineage=lineage), answer.token))
             elif isinstance(answer, Hit):
-                item = item.at(answer.generation, answer.nbytes)
+                item = item.at(answer.generation, answer.nbytes, lineage=lineage)
                 hits[item.name] = (item, answer)
             elif isinstance(answer, Unclaimed) and answer.reason in (CLAIMED, INVALIDATED):
                 again.append(item)

@@ -29,9 +29,11 @@ class NamedKey(NamedTuple):
         """The key with its name."""
         return cls(key, store_name(key, lineage=lineage, generation=generation), lineage, generation)
 
-    def at(self, generation: int, nbytes: int = 0) -> NamedKey:
-        """The same key at the generation that the controller told."""
-        named = self if generation == self.generation else NamedKey.of(self.key, self.lineage, generation)
+    def at(self, generation: int, nbytes: int = 0, *, lineage: str | None = None) -> NamedKey:
+        """The same key at the generation that a controller told, which is one of its own lineage."""
+        lineage = lineage or self.lineage
+        same = (generation, lineage) == (self.generation, self.lineage)
+        named = self if same else NamedKey.of(self.key, lineage, generation)
         return named._replace(nbytes=nbytes)
 
 

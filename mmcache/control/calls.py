@@ -76,6 +76,8 @@ class Acquisition(Call[Answer]):
         super().__init__(size)
         self.answers: list[Answer] = []
         """One for each key, in order. A token in it stands for that claim in this channel and is never used again."""
+        self.lineage = ""
+        """Of the controller that answers: the generations in its answers are of this one."""
         self.lost = False
         """Whether the session ended meanwhile, and with it all waits and claims."""
         self.wait_until = time.monotonic() + wait_s

@@ -125,6 +125,7 @@ class Exchange:
         """Ask who computes these."""
         if not self._accepts(acquisition, len(batches), claims=sum(len(batch.indices) for batch in batches)):
             return
+        acquisition.lineage = self._lineage
         wait_ms = int(min(_DAY_MS, max(0.0, acquisition.wait_until - time.monotonic()) * 1000))
         for groups, indices in batches:
             term, session, number = self._open(Acquired, acquisition, indices)

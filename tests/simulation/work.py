@@ -122,9 +122,10 @@ class Work:
             try:
                 answer = yield from self._answer(client, acquisition)
                 if isinstance(answer, Granted):
-                    return (yield from self._compute(client, named.at(answer.generation), answer, asked_at))
+                    named = named.at(answer.generation, lineage=acquisition.lineage)
+                    return (yield from self._compute(client, named, answer, asked_at))
                 if isinstance(answer, Hit):
-                    named = named.at(answer.generation)
+                    named = named.at(answer.generation, lineage=acquisition.lineage)
                     if (yield from self._read(client, named, started)) is not None:
                         return True
                     missing = missing_batches([(key, answer.revision)])
