@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,13 @@ from serving import Serving, key_of
 from mmcache import AsyncMMCache, ControllerUnavailable, InvalidKey, Mark, MMCache, Selector
 
 TTL = 2.0
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Serving]:
+    """Of this file's own: its many caches are closed with it."""
+    with Serving() as serving:
+        yield serving
 
 
 def tensor(value: float) -> torch.Tensor:

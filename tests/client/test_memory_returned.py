@@ -70,6 +70,7 @@ def test_an_embedded_client_that_was_replaced_leaves_nothing_behind(serving: Ser
     for _ in range(4):
         replace_attachment(cache)
     wait_until(lambda: resident("RssAnon") < before + 2 * CLIENT_BYTES, timeout=LONG, what="the memory of four clients")
+    cache.close()
 
 
 def test_quarantined_bytes_stay_until_their_client_has_ended(serving: Serving) -> None:

@@ -15,7 +15,6 @@ from mmcache.control.messages import Commit, CommitStatus, HeartbeatAnswer, Inva
 from mmcache.controller.announcements import Announcements
 from mmcache.controller.claims import Claims
 from mmcache.controller.core import ControllerCore
-from mmcache.controller.directory import Directory
 from mmcache.controller.invalidations import Invalidations
 from mmcache.controller.sessions import Sessions
 from mmcache.key import mm_digest
@@ -77,13 +76,6 @@ def _old_generations_are_committed() -> Replacement:
         return answer, wakes
 
     return ControllerCore, "_commit", commit
-
-
-def _old_generations_are_promised() -> Replacement:
-    def find(self: Directory, names: Iterable[bytes], _: object) -> list[Any]:
-        return [entry.hit if (entry := self._entries.get(name)) is not None else None for name in names]
-
-    return Directory, "find", find
 
 
 def _whoever_ended_is_settled() -> Replacement:
@@ -164,7 +156,6 @@ BUGS: dict[str, Callable[[], Replacement]] = {
     "fresh from the answer on": _fresh_from_the_answer_on,
     "drift is forgotten": _drift_is_forgotten,
     "old generations are committed": _old_generations_are_committed,
-    "old generations are promised": _old_generations_are_promised,
     "whoever ended is settled": _whoever_ended_is_settled,
     "gaps are skipped": _gaps_are_skipped,
     "what is not covered is forgotten": _what_is_not_covered_is_forgotten,

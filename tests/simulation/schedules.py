@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import multiprocessing
@@ -39,10 +40,9 @@ def replay(seed: int, bug: str = "") -> str:
 
 def play(seeds: Iterable[int], bug: str = "") -> Played:
     """Play schedules here, up to the first that fails; what the code raises is a failure too."""
-    logging.getLogger("mmcache").setLevel(logging.ERROR)  # sessions that are lost are no news
     schedules = events = 0
     counts: Counter[str] = Counter()
-    with planted(bug):
+    with planted(bug), _quiet():
         for seed in seeds:
             world = World(seed)
             failure = ""
@@ -58,6 +58,18 @@ def play(seeds: Iterable[int], bug: str = "") -> Played:
             if failure:
                 return Played(schedules, events, counts, seed, failure)
     return Played(schedules, events, counts)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Sessions that are lost are no news here."""
+    logger = logging.getLogger("mmcache")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def play_all(first: int, schedules: int | None, *, jobs: int) -> Iterator[Played]:
