@@ -7,7 +7,7 @@ import uuid
 from typing import Final, NamedTuple
 
 from mmcache.control.channel import ControlChannel
-from mmcache.control.messages import Awaited
+from mmcache.control.messages import MAX_REASON, Awaited
 from mmcache.errors import ControllerUnavailable, DeadlineExceeded, InvalidKey
 from mmcache.selector import Selector
 
@@ -41,8 +41,8 @@ def invalidate(
     """Make an invalidation durable. Raises InvalidKey, ControllerUnavailable, or DeadlineExceeded."""
     if not selector.fields() and not everything:
         raise InvalidKey("an empty selector matches every entry: pass everything=True if that is meant")
-    if len(reason) > 512:
-        raise InvalidKey(f"reason has {len(reason)} characters; at most 512 are allowed")
+    if len(reason) > MAX_REASON:
+        raise InvalidKey(f"reason has {len(reason)} characters; at most {MAX_REASON} are allowed")
     idempotency = uuid.uuid4().hex
     while True:
         try:

@@ -30,9 +30,6 @@ class Replica:
         self._lock = threading.Lock()
         self._compact_at = 1024
 
-    def __len__(self) -> int:
-        return len(self._table)
-
     def generation(self, scope: Scope, digest: bytes) -> int:
         """The generation of the key of this scope whose mm_hash has this digest."""
         if not self._table.head:

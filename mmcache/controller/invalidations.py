@@ -89,11 +89,6 @@ class Invalidations:
             for number in self._waiting:
                 self._waiting[number] -= 1
 
-    @property
-    def waits_for_strangers(self) -> bool:
-        """Whether nothing can be complete yet, since sessions of the term before may be alive."""
-        return self._strangers
-
     def take_complete(self) -> list[int]:
         """Those that are complete and were not before."""
         complete = []

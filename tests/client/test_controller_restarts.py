@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -99,3 +100,23 @@ def test_it_refuses_to_serve_when_its_database_has_gone_back(durable: Serving) -
     durable.controller.start()
     assert durable.controller.process.wait(LONG) != 0
     assert "older than it was" in durable.controller.log.read_text()
+
+
+def test_what_another_lineage_answers_is_named_in_that_one(fresh_serving: Serving) -> None:
+    """A call that began under one controller and is answered by the next, whose database is another."""
+    cache, other = fresh_serving.connect(), fresh_serving.connect()
+    before = cache.mark().lineage
+    key = key_of("between")
+    acquire = cache._channel.acquire
+
+    def acquire_from_the_next(*arguments: Any, **named: Any) -> Any:
+        restart(fresh_serving)
+        for one in (cache, other):  # the end of a session is not known at once
+            wait_until(lambda one=one: one.mark().lineage not in ("", before), timeout=LONG, what="the next session")
+            wait_connected(one)
+        assert other.put(key, torch.full((8,), 2.0)).status == "stored"
+        return acquire(*arguments, **named)
+
+    cache._channel.acquire = acquire_from_the_next  # type: ignore[method-assign]
+    found = cache.get_or_compute(key, lambda: torch.full((8,), 1.0))
+    assert (float(found.tensor[0]), found.source) == (2.0, "store")
