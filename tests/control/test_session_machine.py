@@ -268,6 +268,28 @@ def test_a_closed_session_says_goodbye_once_and_does_nothing_more() -> None:
     assert session.received(welcome(), 101.0) == []
 
 
+def test_a_push_that_does_not_follow_is_asked_for_again_and_nothing_is_fresh_meanwhile() -> None:
+    session = open_session(100.0)
+    one, two = (Selector.exactly(key_of(number)) for number in (1, 2))
+    assert session.received(Push(1, 2, 1, 2, True, [(2, two)]), 100.5) == [Send(Resend(1, 2, 0))]
+    assert session.view is None
+    assert session.received(Push(1, 2, 1, 2, True, [(2, two)]), 100.5) == [], "it was asked for just now"
+    both = Push(1, 2, 0, 2, True, [(1, one), (2, two)])
+    assert session.received(both, 100.6) == [Outdated([one, two]), Send(Applied(1, 2, 2))]
+    assert is_fresh(session, 101.0)
+    assert not any(isinstance(effect, Send) for effect in session.received(both, 100.7)), "it is known already"
+
+
+def test_a_part_of_a_table_is_not_acknowledged_before_the_last_is_there() -> None:
+    session = greeting_session(100.0)
+    one, two = (Selector.exactly(key_of(number)) for number in (1, 2))
+    session.received(welcome(head=2), 100.0)
+    assert session.received(Push(1, 2, 0, 1, False, [(1, one)]), 100.1) == [Outdated([one])]
+    assert session.view is None
+    assert session.received(Push(1, 2, 1, 2, True, [(2, two)]), 100.2) == [Outdated([two]), Send(Applied(1, 2, 2))]
+    assert is_fresh(session, 101.0)
+
+
 def key_of(number: int) -> EmbeddingKey:
     return EmbeddingKey("model", "1", f"item-{number}")
 
