@@ -1,6 +1,7 @@
-"""What sessions ask and are told of invalidations: who asked for one, who is to hear of it, and who waits for its end.
+"""What is asked and told of invalidations: who asked for one, who is to hear of it, and who waits for its end.
 
 An invalidation is asked for, then durable, and only then pushed: nobody hears of a number that a crash could take back.
+Sessions ask, and so does the controller's own process for its operators (`LOCAL`).
 """
 
 from __future__ import annotations
@@ -15,14 +16,12 @@ from mmcache.control.messages import (
     MAX_PUSH,
     Awaited,
     ControllerMessage,
-    Follow,
-    Invalidate,
     Invalidated,
     Progress,
     Push,
     Refused,
 )
-from mmcache.controller.followers import Follower, Followers
+from mmcache.controller.followers import LOCAL, Follower, Followers
 from mmcache.controller.invalidations import Invalidations
 from mmcache.controller.sessions import Session, Sessions
 from mmcache.selector import Selector
@@ -33,19 +32,30 @@ MAX_REMEMBERED: Final = 10_000
 """Of how many invalidations it is remembered who asked for them, so that asking once more makes no other."""
 MAX_AWAITED: Final = 100
 """Most sessions that a progress names."""
+LOCAL_PEER: Final = b""
+"""Where messages to `LOCAL` go: no connection has an empty routing id."""
+
+Addressed = Iterator[tuple[bytes, ControllerMessage]]
+"""Messages, each with the routing id of its connection."""
 
 
 class Asked(NamedTuple):
-    """An invalidation that is to become durable under the next number."""
+    """An invalidation that is to become durable under the next number.
+
+    Args:
+        idempotency: asking with it once more makes no other; empty if it has none.
+        role: as what the actor asked. What is asked in a role is also recorded for an audit; empty: a session asked.
+    """
 
     selector: Selector
     reason: str
     actor: str
     idempotency: str
+    role: str = ""
 
 
 class Announcements:
-    """All of one term. Methods return messages with the sessions that they are for.
+    """All of one term. Methods return messages with the connections that they are for.
 
     Args:
         term: the controller's.
@@ -71,34 +81,32 @@ class Announcements:
         self._completed: list[int] = []
         self._forgotten: list[int] = []
 
-    # What sessions ask
+    # What is asked
 
-    def ask(self, session: Session, message: Invalidate) -> ControllerMessage | None:
+    def ask(self, asker: Follower, asked: Asked) -> ControllerMessage | None:
         """Make an invalidation. Without an answer now, it has one once it is durable."""
-        asker = Follower(session.number, message.request)
-        key = message.idempotency
+        key = asked.idempotency
         if key and (number := self._numbers.get(key)) is not None:
-            return Invalidated(self._term, session.number, message.request, number)
-        for asked, askers in zip(self._asked, self._askers, strict=True):
-            if key and asked.idempotency == key:
+            return Invalidated(self._term, asker.session, asker.request, number)
+        for earlier, askers in zip(self._asked, self._askers, strict=True):
+            if key and earlier.idempotency == key:
                 askers.append(asker)
                 return None
         if len(self._asked) >= MAX_ASKED:
-            return Refused(message.request, "overloaded: too many invalidations at once")
-        self._asked.append(Asked(message.selector, message.reason, session.name, key))
+            return Refused(asker.request, "overloaded: too many invalidations at once")
+        self._asked.append(asked)
         self._askers.append([asker])
         return None
 
-    def follow(self, session: Session, message: Follow, now: float) -> ControllerMessage | None:
+    def follow(self, follower: Follower, number: int, wait_ms: int, now: float) -> ControllerMessage | None:
         """Tell of an invalidation: now if it is complete, else when it is, or after the time that it may take."""
-        if message.number > self._invalidations.head:
-            return Refused(message.request, f"there is no invalidation {message.number} yet")
-        if message.number not in self._invalidations.pending or not message.wait_ms:
-            return self._progress(Follower(session.number, message.request), message.number, now)
+        if number > self._invalidations.head:
+            return Refused(follower.request, f"there is no invalidation {number} yet")
+        if number not in self._invalidations.pending or not wait_ms:
+            return self._progress(follower, number, now)
         if self._followers.full:
-            return Refused(message.request, "overloaded: too many wait for invalidations")
-        until = now + message.wait_ms / 1000
-        self._followers.add(Follower(session.number, message.request), message.number, until)
+            return Refused(follower.request, "overloaded: too many wait for invalidations")
+        self._followers.add(follower, number, now + wait_ms / 1000)
         return None
 
     # What is durable
@@ -118,7 +126,7 @@ class Announcements:
         forgotten, self._forgotten = self._forgotten, []
         return forgotten
 
-    def written(self, now: float) -> Iterator[tuple[Session, ControllerMessage]]:
+    def written(self, now: float) -> Addressed:
         """What was asked for is durable, and counts from now on: tell everybody."""
         invalidations = self._invalidations
         asked, askers = self._asked, self._askers
@@ -131,15 +139,15 @@ class Announcements:
                 self._numbers[one.idempotency] = number
                 if len(self._numbers) > MAX_REMEMBERED:
                     self._numbers.popitem(last=False)
-            for session, asker in self._present(waiting):
-                yield session, Invalidated(self._term, session.number, asker.request, number)
+            for peer, asker in self._present(waiting):
+                yield peer, Invalidated(self._term, asker.session, asker.request, number)
         for session in self._sessions.live():
             if session.pushed == before:
                 for start in range(0, len(numbered), MAX_PUSH):
                     part = numbered[start : start + MAX_PUSH]
                     session.pushed = part[-1][0]
                     # Nothing among them is left out, so each part is whole.
-                    yield session, Push(self._term, session.number, part[0][0] - 1, session.pushed, True, part)
+                    yield session.peer, Push(self._term, session.number, part[0][0] - 1, session.pushed, True, part)
             else:
                 yield from self.push(session, session.pushed)
         self._forgotten += invalidations.compact()
@@ -148,41 +156,41 @@ class Announcements:
             self._askers.append([])
         yield from self.complete(now)
 
-    def refused(self, reason: str) -> Iterator[tuple[Session, ControllerMessage]]:
+    def refused(self, reason: str) -> Addressed:
         """What was asked for could not be written, and is not going to be."""
         askers, self._asked, self._askers = self._askers, [], []
-        for session, asker in self._present(itertools.chain(*askers)):
-            yield session, Refused(asker.request, reason)
+        for peer, asker in self._present(itertools.chain(*askers)):
+            yield peer, Refused(asker.request, reason)
 
     # What is pushed, and completion
 
-    def push(self, session: Session, after: int) -> Iterator[tuple[Session, ControllerMessage]]:
+    def push(self, session: Session, after: int) -> Addressed:
         """All that counts and comes after a number, for a session that has all up to it."""
         for message in self._invalidations.pushes(after, self._term, session.number):
             session.pushed = message.through
-            yield session, message
+            yield session.peer, message
 
-    def heard(self, sessions: Iterable[Session], now: float) -> Iterator[tuple[Session, ControllerMessage]]:
+    def heard(self, sessions: Iterable[Session], now: float) -> Addressed:
         """These may be settled for more than before."""
         for session in sessions:
             self._invalidations.heard(session)
         yield from self.complete(now)
 
-    def complete(self, now: float) -> Iterator[tuple[Session, ControllerMessage]]:
+    def complete(self, now: float) -> Addressed:
         """Tell of those that are complete by now."""
         complete = self._invalidations.take_complete()
         if not complete:
             return
         self._completed += complete
         for follower, number in self._followers.take(complete):
-            for session, _ in self._present([follower]):
-                yield session, self._progress(follower, number, now)
+            for peer, _ in self._present([follower]):
+                yield peer, self._progress(follower, number, now)
 
-    def expire(self, now: float) -> Iterator[tuple[Session, ControllerMessage]]:
+    def expire(self, now: float) -> Addressed:
         """Tell those who have waited for long enough how far it is."""
         for follower, number in self._followers.expire(now):
-            for session, _ in self._present([follower]):
-                yield session, self._progress(follower, number, now)
+            for peer, _ in self._present([follower]):
+                yield peer, self._progress(follower, number, now)
 
     def end(self, sessions: Iterable[int]) -> None:
         """These sessions wait for nothing any more. What they asked for is made all the same."""
@@ -205,7 +213,9 @@ class Announcements:
                 awaited.append(Awaited(session.name, session.host, max(0, left_ms)))
         return Progress(self._term, follower.session, follower.request, number, not waiting, waiting, unbound, awaited)
 
-    def _present(self, followers: Iterable[Follower]) -> Iterator[tuple[Session, Follower]]:
+    def _present(self, followers: Iterable[Follower]) -> Iterator[tuple[bytes, Follower]]:
         for follower in followers:
-            if (session := self._sessions.find(follower.session)) is not None:
-                yield session, follower
+            if follower.session == LOCAL:
+                yield LOCAL_PEER, follower
+            elif (session := self._sessions.find(follower.session)) is not None:
+                yield session.peer, follower

@@ -54,14 +54,16 @@ from mmcache.control.messages import (
     Unclaimed,
     Welcome,
 )
-from mmcache.controller.announcements import Announcements
+from mmcache.controller.announcements import LOCAL_PEER, Announcements, Asked
 from mmcache.controller.answers import RESULT_BYTES, SURE_TO_FIT, batched, cut
 from mmcache.controller.claims import Claims, Wake
 from mmcache.controller.directory import Directory
 from mmcache.controller.durable import Past, ToWrite
+from mmcache.controller.followers import LOCAL, Follower
 from mmcache.controller.invalidations import Invalidations
 from mmcache.controller.limits import ControllerLimits
 from mmcache.controller.sessions import Session, Sessions
+from mmcache.controller.views import Views
 from mmcache.key import DIGEST_BYTES, Scope, mm_digest
 
 Effects = list[tuple[bytes, ControllerMessage]]
@@ -137,6 +139,9 @@ class ControllerCore:
             max_followers=limits.max_followers,
             remembered=past.remembered,
         )
+        self.views = Views(
+            self._sessions, self._directory, self._invalidations, self._scopes, term=term, lineage=past.lineage
+        )
         self._counts: Counter[str] = Counter()
         self._settled = -math.inf  # what was due by then is over
         self._later: Effects = []
@@ -155,6 +160,19 @@ class ControllerCore:
         if wakes:
             effects += self._resolved(wakes)
         return effects
+
+    def ask(self, request: int, asked: Asked) -> Effects:
+        """Make an invalidation for the controller's own process, which is `LOCAL_PEER` and needs no session.
+
+        Among these effects, or those of `written` or `not_written`, is the answer: Invalidated or Refused.
+        """
+        answer = self._announcements.ask(Follower(LOCAL, request), asked)
+        return [] if answer is None else [(LOCAL_PEER, answer)]
+
+    def follow(self, request: int, number: int, wait_ms: int, now: float) -> Effects:
+        """Follow an invalidation for the controller's own process. The answer, then or later: Progress or Refused."""
+        answer = self._announcements.follow(Follower(LOCAL, request), number, wait_ms, now)
+        return [] if answer is None else [(LOCAL_PEER, answer)]
 
     def take_writes(self) -> ToWrite | None:
         """What must be durable before the effects of the last messages are sent; None: nothing.
@@ -179,14 +197,14 @@ class ControllerCore:
         if not self._announcements.asked:
             return []
         self.count("invalidation", len(self._announcements.asked))
-        effects = self._addressed(self._announcements.written(now))
+        effects = list(self._announcements.written(now))
         wakes = self._claims.outdate(self._generation_of)
         self._directory.outdate()
         return effects + self._resolved(wakes)
 
     def not_written(self, reason: str) -> Effects:
         """Nothing of what was asked for is durable, or going to be."""
-        return self._addressed(self._announcements.refused(reason))
+        return list(self._announcements.refused(reason))
 
     def malformed(self, peer: bytes, reason: str, now: float) -> Effects:
         """A peer sent what is no message. Its session, if it has one, goes on."""
@@ -217,10 +235,10 @@ class ControllerCore:
             self._strangers_until = None
             self._settled_before = True
             self._invalidations.strangers_have_ended()
-            effects += self._addressed(self._announcements.complete(now))
+            effects += self._announcements.complete(now)
         if settled:
-            effects += self._addressed(self._announcements.heard(settled, now))
-        effects += self._addressed(self._announcements.expire(now))
+            effects += self._announcements.heard(settled, now)
+        effects += self._announcements.expire(now)
         wakes += self._claims.expire(now)
         self.count("entry.outdated", self._directory.sweep(self._generation_of, SWEPT_AT_ONCE))
         self._settled = now
@@ -276,7 +294,7 @@ class ControllerCore:
         self._counts["session.begun"] += 1
         session.pushed = after = hello.applied if resumes else 0
         if after < head:
-            self._later += self._addressed(self._announcements.push(session, after))
+            self._later += self._announcements.push(session, after)
         limits = self.limits
         welcome = Welcome(
             version=PROTOCOL_VERSION,
@@ -328,13 +346,15 @@ class ControllerCore:
                 self._report(message)
                 return None, ()
             case Invalidate():
-                return self._announcements.ask(session, message), ()
+                asked = Asked(message.selector, message.reason, session.name, message.idempotency)
+                return self._announcements.ask(Follower(session.number, message.request), asked), ()
             case Follow():
-                return self._announcements.follow(session, message, now), ()
+                follower = Follower(session.number, message.request)
+                return self._announcements.follow(follower, message.number, message.wait_ms, now), ()
             case Resend():
                 self._counts["resent"] += 1
                 after = min(message.after, session.pushed)
-                self._later += self._addressed(self._announcements.push(session, after))
+                self._later += self._announcements.push(session, after)
                 return None, ()
             case Goodbye():
                 self._counts["session.left"] += 1
@@ -345,7 +365,7 @@ class ControllerCore:
             return None
         head = self._invalidations.head
         self._sessions.keep(session, head, now)
-        self._later += self._addressed(self._announcements.heard([session], now))
+        self._later += self._announcements.heard([session], now)
         return HeartbeatAnswer(self.term, session.number, heartbeat.number, head)
 
     def _acknowledged(self, session: Session, applied: int, now: float) -> bool:
@@ -355,7 +375,7 @@ class ControllerCore:
             return False
         if applied > session.acknowledged:
             session.acknowledged = applied
-            self._later += self._addressed(self._announcements.heard([session], now))
+            self._later += self._announcements.heard([session], now)
         return True
 
     def _go_back(self, applied: int, name: str) -> None:
@@ -447,7 +467,7 @@ class ControllerCore:
         self._sessions.end(session, knows=knows)
         self._announcements.end([session.number])
         if knows:
-            self._later += self._addressed(self._announcements.heard([session], now))
+            self._later += self._announcements.heard([session], now)
         return self._claims.end([session.number], now)
 
     def _names(self, groups: Iterable[KeyGroup]) -> tuple[list[bytes], Sequence[int]]:
@@ -475,9 +495,6 @@ class ControllerCore:
                 known[scope.digest] = scope
                 self._new_scopes.append(scope)
         return True
-
-    def _addressed(self, messages: Iterable[tuple[Session, ControllerMessage]]) -> Effects:
-        return [(session.peer, message) for session, message in messages]
 
     def _resolved(self, wakes: Sequence[Wake]) -> Effects:
         self._count_results("resolved", [wake.result for wake in wakes])

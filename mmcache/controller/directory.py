@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from mmcache.control.messages import Commitment, Hit
+from mmcache.controller.shelves import Shelves
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -33,6 +34,7 @@ class Directory:
     def __init__(self, *, max_entries: int) -> None:
         self._max_entries = max_entries
         self._entries: dict[bytes, Entry] = {}
+        self._shelves = Shelves()
         self._revision = 0
         self._to_sweep: Iterator[bytes] | None = None
         self._sweep_again = False
@@ -47,6 +49,14 @@ class Directory:
             entry.hit if (entry := get(name)) is not None and entry.hit.generation == generation else None
             for name, generation in zip(names, generations, strict=True)
         ]
+
+    def entry(self, name: bytes) -> Entry | None:
+        """What stands under a name, of whatever generation."""
+        return self._entries.get(name)
+
+    def shelf(self, number: int) -> list[tuple[bytes, Entry]]:
+        """The entries of one of `SHELVES`, in order."""
+        return [(name, self._entries[name]) for name in self._shelves.names(number, self._entries)]
 
     def enter(self, name: bytes, commitment: Commitment, producer: str, now: float) -> tuple[Hit | None, bool]:
         """Enter what a publisher has seen in the store; returns the answer to whoever asks, and whether it is new.
@@ -64,6 +74,8 @@ class Directory:
             return known.hit, False
         hit = Hit(commitment.generation, self._revision, commitment.nbytes, commitment.info)
         self._entries[name] = Entry(hit, commitment.mm_hash, commitment.cost_ms, producer, now)
+        if known is None:
+            self._shelves.add(name, self._entries)
         return hit, True
 
     def drop(self, name: bytes, revision: int) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mmcache.controller.deadlines import Deadlines
 
+LOCAL: Final = 0
+"""Stands for the controller's own process where it asks something itself: no session has this number."""
+
 
 class Follower(NamedTuple):
-    """One request of one session."""
+    """One request of one session, or of `LOCAL`."""
 
     session: int
     request: int

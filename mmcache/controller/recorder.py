@@ -6,15 +6,18 @@ import logging
 import secrets
 from typing import Final
 
-from mmcache.controller.announcements import MAX_REMEMBERED
+from mmcache.controller.announcements import MAX_REMEMBERED, Asked
 from mmcache.controller.durable import Past, ToWrite
 from mmcache.controller.limits import ControllerLimits
 from mmcache.controller.sessions import DRIFT_BOUND
-from mmcache.controller.state.base import Invalidation, StateFull, StateLost, StateStore
+from mmcache.controller.state.base import AuditRecord, Invalidation, StateFull, StateLost, StateStore
+from mmcache.key import mm_digest
 
 _log = logging.getLogger(__name__)
 
 _PAGE: Final = 1000
+_LONGEST_TOLD: Final = 256
+"""Characters of an mm_hash that an audit record tells as it is."""
 
 
 class Recorder:
@@ -68,7 +71,8 @@ class Recorder:
                 )
                 for number, one in enumerate(todo.asked, todo.first)
             ]
-            store.invalidate(batch, forget=todo.forgotten)
+            audit = [_audit(one, number, at) for number, one in enumerate(todo.asked, todo.first) if one.role]
+            store.invalidate(batch, forget=todo.forgotten, audit=audit)
         elif todo.forgotten:
             store.forget(todo.forgotten)
         if todo.completed:
@@ -93,6 +97,21 @@ class Recorder:
     def _new_key(self, key: str) -> str | None:
         """None for one that an invalidation has which is too old for the core to remember."""
         return key if key and self._store.by_idempotency_key(key) is None else None
+
+
+def _audit(asked: Asked, number: int, at: float) -> AuditRecord:
+    """Of an invalidation. A long mm_hash is told by its digest: a record has no room for any text of that length."""
+    selector = asked.selector.fields()
+    if (mm_hash := selector.get("mm_hash")) is not None and len(mm_hash) > _LONGEST_TOLD:
+        selector["mm_hash"] = f"blake2b-256:{mm_digest(mm_hash).hex()}"
+    return AuditRecord(
+        at=at,
+        actor=_printable(asked.actor),
+        role=asked.role,
+        action="invalidate",
+        detail={"number": number, "selector": selector},
+        outcome="done",
+    )
 
 
 def _printable(text: str) -> str:

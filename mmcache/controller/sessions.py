@@ -130,6 +130,10 @@ class Sessions:
         told = [at for head, at in session.answers if head < number]
         return told[-1] + self._lifetime if told and session.acknowledged < number else 0.0
 
+    def trusted_until(self, session: Session) -> float:
+        """When its client cannot trust it any more, if it is never heard of again."""
+        return session.answers[-1][1] + self._lifetime if session.answers else 0.0
+
     def end(self, session: Session, *, knows: bool = False) -> None:
         """End a live session. Unless its client `knows`, it is remembered until that cannot trust it any more."""
         del self._by_peer[session.peer], self._by_number[session.number]
