@@ -22,8 +22,10 @@ from zmq.utils.monitor import recv_monitor_message
 
 from mmcache.control.messages import MAX_MESSAGE_BYTES, MalformedMessage, decode_from_client, encode
 from mmcache.control.session import HEARTBEATS_PER_TTL
+from mmcache.controller.announcements import LOCAL_PEER
 from mmcache.controller.core import ControllerCore, Effects
 from mmcache.controller.limits import ControllerLimits
+from mmcache.controller.mailbox import Mailbox
 from mmcache.controller.recorder import Recorder
 from mmcache.controller.state.base import StateFull, StateLost, StateStore
 from mmcache.controller.state.memory import MemoryStateStore
@@ -65,6 +67,7 @@ def serve(
     core: ControllerCore,
     recorder: Recorder,
     *,
+    mailbox: Mailbox | None = None,
     ready: Callable[[str], None] | None = None,
     stop: int | None = None,
 ) -> None:
@@ -74,6 +77,7 @@ def serve(
         bind: such as `tcp://127.0.0.1:7710`; port 0 takes a free one.
         core: decides; used by this thread only while this runs.
         recorder: makes durable what must be before anyone hears of it.
+        mailbox: through which other threads of this process reach the core. Closed when this ends.
         ready: called once with the real address, when connections are accepted.
         stop: a file descriptor that becomes readable when it is time to stop. None: SIGTERM and SIGINT stop it, which
             needs the main thread.
@@ -83,6 +87,8 @@ def serve(
         StateLost: what is durable is in doubt, or older than what a client knows. Nothing more is told to anyone.
     """
     with contextlib.ExitStack() as stack:
+        if mailbox is not None:
+            stack.callback(mailbox.close)
         signals = stack.enter_context(_StopSignals()) if stop is None else None
         context = stack.enter_context(zmq.Context())
         socket = stack.enter_context(context.socket(zmq.ROUTER))
@@ -98,7 +104,7 @@ def serve(
         _log.info("controller at %s: lineage %s, term %d", address, core.lineage, core.term)
         if ready is not None:
             ready(address)
-        server = _Server(socket, monitor, core, recorder)
+        server = _Server(socket, monitor, core, recorder, mailbox)
         if stop is not None:
             server.run(stop)
         elif signals is not None:
@@ -111,12 +117,18 @@ class _Server:
     """The loop around a core, on sockets that its caller owns."""
 
     def __init__(
-        self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], core: ControllerCore, recorder: Recorder
+        self,
+        socket: zmq.Socket[bytes],
+        monitor: zmq.Socket[bytes],
+        core: ControllerCore,
+        recorder: Recorder,
+        mailbox: Mailbox | None = None,
     ) -> None:
         self._socket = socket
         self._monitor = monitor
         self._core = core
         self._recorder = recorder
+        self._mailbox = mailbox
         self._check_every_s = core.limits.ttl_ms / 1000 / HEARTBEATS_PER_TTL
         self._checked_at = -math.inf
 
@@ -125,6 +137,9 @@ class _Server:
         poller = zmq.Poller()
         for source in (self._socket, self._monitor, stop):
             poller.register(source, zmq.POLLIN)
+        calls = -1 if self._mailbox is None else self._mailbox.fileno()
+        if self._mailbox is not None:
+            poller.register(calls, zmq.POLLIN)
         while True:
             ready = dict(poller.poll(self._patience_ms()))
             if stop in ready:
@@ -138,6 +153,8 @@ class _Server:
             self._send(self._core.tick(now) + self._write(now), now)
             if self._socket in ready:
                 self._serve_burst()
+            if calls in ready:
+                self._serve_calls()
 
     def _patience_ms(self) -> int:
         due = self._core.next_deadline()
@@ -163,6 +180,13 @@ class _Server:
             else:
                 effects += self._core.handle(peer, message, now)
         self._send(effects + self._write(now), now)
+
+    def _serve_calls(self) -> None:
+        """Carry out calls of other threads. What they bring about is written and sent as what messages do."""
+        if self._mailbox is not None:
+            now = _now()
+            effects = self._core.tick(now)
+            self._send(effects + self._mailbox.serve(self._core, now) + self._write(now), now)
 
     def _write(self, now: float) -> Effects:
         """Make durable what must be before anyone hears of it."""
@@ -199,7 +223,10 @@ class _Server:
         """Send in order. Who loses a message gets none of the rest, since its session is over."""
         lost: set[bytes] = set()
         for peer, message in effects:
-            if peer not in lost and not self._deliver(peer, encode(message)):
+            if peer == LOCAL_PEER:
+                if self._mailbox is not None:
+                    self._mailbox.deliver(message)
+            elif peer not in lost and not self._deliver(peer, encode(message)):
                 lost.add(peer)
                 effects += self._core.unreachable(peer, now)  # and on with these
 
