@@ -129,6 +129,13 @@ class ControllerSettings(_Section, frozen=True, kw_only=True):
     state: Annotated[str | None, Text(optional=True, max_length=4096)] = None
     """File of what outlives the controller: lineage, invalidations, audit. On a local file system, in a directory that
     exists. None: nothing does, and each start makes all entries from before unreachable."""
+    admin: Annotated[str | None, Endpoint(optional=True, lowest_port=0)] = None
+    """`host:port` of the admin API (HTTP); port 0 takes a free one. None: there is none."""
+    admin_tokens: Annotated[str | None, Text(optional=True, max_length=4096)] = None
+    """File of who may use it, and as what: see docs/operations.md. Also MMCACHE_ADMIN_TOKENS. Without both, anybody who
+    reaches it may do all, and so it must be on loopback."""
+    admin_open: Annotated[bool, Flag()] = False
+    """Let it be reached from elsewhere without tokens."""
     max_entries: Annotated[int, Count()] = 2_000_000
     max_sessions: Annotated[int, Count(most=1_000_000)] = 10_000
 

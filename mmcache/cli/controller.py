@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +13,11 @@ import typer
 
 from mmcache.cli.errors import ClusterError, reported
 from mmcache.config import Settings, load
+from mmcache.errors import ConfigError
 
 if TYPE_CHECKING:
+    from mmcache.controller.admin.service import AdminService
+    from mmcache.controller.mailbox import Mailbox
     from mmcache.controller.state.base import StateStore
 
 _log = logging.getLogger(__name__)
@@ -47,6 +51,7 @@ def controller(
 
 def _serve(settings: Settings) -> None:
     from mmcache.controller.limits import ControllerLimits  # noqa: PLC0415 (`mmcache --help` needs none of it)
+    from mmcache.controller.mailbox import Mailbox  # noqa: PLC0415
     from mmcache.controller.server import begin_term, serve  # noqa: PLC0415
     from mmcache.controller.state.base import StateFull, StateLost, StateUnusable  # noqa: PLC0415
 
@@ -57,17 +62,31 @@ def _serve(settings: Settings) -> None:
         max_sessions=settings.controller.max_sessions,
         max_entries=settings.controller.max_entries,
     )
+    if settings.controller.admin is not None:
+        _import_admin()
     gc.collect()
     gc.freeze()  # what the imports made lives as long as the process: no collection, and so no pause, is to walk it
     bind = settings.controller.bind
     try:
-        with contextlib.closing(_open_state(settings.controller.state)) as store:
+        with contextlib.ExitStack() as stack:
+            store = stack.enter_context(contextlib.closing(_open_state(settings.controller.state)))
             core, recorder = begin_term(store, limits)
-            serve(bind, core, recorder, ready=lambda address: _say_ready(address, settings.controller.state))
+            mailbox, admin = None, None
+            if settings.controller.admin is not None:
+                mailbox = Mailbox()
+                admin = stack.enter_context(_start_admin(settings, mailbox, store))
+                stack.callback(mailbox.close)
+
+            def tell(address: str) -> None:
+                _say_ready(address, settings.controller.state)
+                if admin is not None:
+                    typer.echo(f"admin API at {admin.address}")
+
+            serve(bind, core, recorder, mailbox=mailbox, ready=tell)
     except OSError as error:
-        if error.filename != bind:  # of the output, say
+        if error.filename is None or error.filename not in (bind, settings.controller.admin):  # of the output, say
             raise
-        raise ClusterError(f"cannot listen at {bind}: {error.strerror}") from error
+        raise ClusterError(f"cannot listen at {error.filename}: {error.strerror}") from error
     except (StateUnusable, StateLost, StateFull) as error:
         raise ClusterError(str(error)) from error
 
@@ -83,6 +102,22 @@ def _say_ready(address: str, state: str | None) -> None:
     typer.echo(f"controller at {address}")
     if state is None:
         _log.warning("controller.state names no file: entries and invalidations of before this start are forgotten")
+
+
+def _import_admin() -> None:
+    try:
+        import fastapi  # noqa: F401, PLC0415
+        import uvicorn  # noqa: F401, PLC0415
+    except ImportError as error:
+        raise ConfigError(
+            f"controller.admin is set, but {error.name} is not installed: pip install 'mmcache[controller]'"
+        ) from error
+
+
+def _start_admin(settings: Settings, mailbox: Mailbox, store: StateStore) -> AdminService:
+    from mmcache.controller.admin.service import AdminService  # noqa: PLC0415 (nobody else needs FastAPI)
+
+    return AdminService(settings, mailbox, store, environ=os.environ)
 
 
 def _milliseconds(seconds: float) -> int:

@@ -1,0 +1,1 @@
+"""The controller's REST API for operators: health, figures, entries, sessions, invalidations."""

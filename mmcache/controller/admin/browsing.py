@@ -1,0 +1,147 @@
+"""What there is: entries, sessions, and what was done."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Annotated, Any, Final
+
+import msgspec
+from fastapi import APIRouter, Path, Query
+
+from mmcache.controller.admin import models
+from mmcache.controller.admin.access import AtDesk, Viewer
+from mmcache.controller.admin.desk import unix_offset
+from mmcache.controller.admin.problems import Problem
+from mmcache.controller.views import START, EntryView, SessionView, Wanted
+from mmcache.entry import decode_info
+from mmcache.errors import CorruptEntry
+from mmcache.key import store_name
+from mmcache.selector import Selector
+
+router = APIRouter(prefix="/v1")
+
+_LONGEST_LOOK_S: Final = 5.0
+"""After which a page of entries is what was found until then."""
+_NAME: Final = re.compile(r"mmc1\.([a-z0-9]{1,32})\.([0-9a-f]{64})\.([0-9a-f]{64})\.(0|[1-9][0-9]{0,18})", re.ASCII)
+_FIELDS: Final = ("tenant", "model", "version", "lora", "modality", "mm_hash")
+
+
+@router.post("/lookup", tags=["entries"])
+async def lookup(body: models.Keys, _: Viewer, desk: AtDesk) -> models.Found:
+    """What the controller knows of each key. Reads and claims nothing."""
+    keys = [key.key() for key in body.keys]
+    lineage, found = await desk.call(lambda core, _: (core.lineage, core.views.lookup(keys)))
+    return models.Found(results=[None if one is None else _entry(one, lineage) for one in found])
+
+
+@router.get("/entries", tags=["entries"])
+async def list_entries(page: Annotated[models.EntriesPage, Query()], _: Viewer, desk: AtDesk) -> models.Entries:
+    """Entries that match all that is given, in an order that does not change; each page goes on where `next` says.
+
+    What is published or goes while one reads on may be on a page or not; everything else is on exactly one.
+    """
+    if page.lora is not None and page.no_lora:
+        raise Problem(422, "invalid", "query: give either lora or no_lora")
+    wanted = _wanted(page)
+    after: bytes | None = START if page.cursor is None else bytes.fromhex(page.cursor)
+    found: list[EntryView] = []
+    lineage = ""
+    until = time.monotonic() + _LONGEST_LOOK_S
+    while after is not None and len(found) < page.limit and time.monotonic() < until:
+        place, left = after, page.limit - len(found)
+        lineage, (some, after) = await desk.call(
+            lambda core, _, place=place, left=left: (core.lineage, core.views.entries(wanted, place, left))
+        )
+        found += some
+    return models.Entries(entries=[_entry(one, lineage) for one in found], next=None if after is None else after.hex())
+
+
+@router.get("/entries/{name}", tags=["entries"])
+async def get_entry(
+    name: Annotated[str, Path(description="The store's name of it.", max_length=256)], _: Viewer, desk: AtDesk
+) -> models.EntryInFull:
+    """One entry, by the store's name of it. One that was invalidated is not there."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise Problem(404, "no-such-entry", "an entry's name is mmc1.LINEAGE.SCOPE.ITEM.GENERATION: see /v1/entries")
+    place, generation = bytes.fromhex(match[2] + match[3]), int(match[4])
+    lineage, found = await desk.call(lambda core, _: (core.lineage, core.views.entry(place, generation)))
+    if found is None or match[1] != lineage:
+        raise Problem(404, "no-such-entry", "the controller knows no entry of this name, or it was invalidated")
+    tensors, meta = _contents(found.info)
+    return models.EntryInFull(**_entry(found, lineage).model_dump(), tensors=tensors, meta=meta)
+
+
+@router.get("/sessions", tags=["sessions"])
+async def list_sessions(page: Annotated[models.SessionsPage, Query()], _: Viewer, desk: AtDesk) -> models.SessionList:
+    """Clients' sessions, also those that have ended while their clients may not know yet."""
+    after = int(page.after or 0)
+    now, found = await desk.call(lambda core, now: (now, core.views.sessions(after, page.limit)))
+    return models.SessionList(
+        sessions=[_session(one, now) for one in found],
+        next=str(found[-1].number) if len(found) == page.limit else None,
+    )
+
+
+@router.get("/audit", tags=["audit"])
+async def list_audit(page: Annotated[models.AuditPage, Query()], _: Viewer, desk: AtDesk) -> models.Audit:
+    """What was done by this API, the newest first."""
+    known = await desk.read(lambda store: store.audit(page.before, page.limit, action=page.action, actor=page.actor))
+    return models.Audit(
+        records=[models.AuditRecord(id=number, **msgspec.structs.asdict(record)) for number, record in known],
+        next=known[-1][0] if len(known) == page.limit and known[-1][0] > 1 else None,
+    )
+
+
+def _wanted(page: models.EntriesPage) -> Wanted:
+    """Raises InvalidKey."""
+    fields: dict[str, Any] = {name: value for name in _FIELDS if (value := getattr(page, name)) is not None}
+    if page.no_lora:
+        fields["lora"] = None
+    offset = unix_offset()
+    return Wanted(
+        Selector(**fields),
+        page.producer,
+        None if page.created_from is None else page.created_from - offset,
+        None if page.created_until is None else page.created_until - offset,
+    )
+
+
+def _entry(view: EntryView, lineage: str) -> models.Entry:
+    key = view.key
+    return models.Entry(
+        name=store_name(key, lineage=lineage, generation=view.generation),
+        key=models.Key(**{name: getattr(key, name) for name in _FIELDS}),
+        generation=view.generation,
+        nbytes=view.nbytes,
+        cost_ms=view.cost_ms,
+        producer=view.producer,
+        created=max(0.0, view.created + unix_offset()),
+    )
+
+
+def _session(view: SessionView, now: float) -> models.Session:
+    return models.Session(
+        session=str(view.number),
+        name=view.name,
+        host=view.host,
+        pid=view.pid,
+        live=view.live,
+        serves_stale=view.serves_stale,
+        acknowledged=view.acknowledged,
+        heard_s_ago=max(0.0, now - view.heard),
+        trusted_for_s=max(0.0, view.trusted_until - now),
+    )
+
+
+def _contents(info: bytes) -> tuple[list[models.Tensor] | None, dict[str, Any] | None]:
+    """What a publisher says of its entry; None where that cannot be read."""
+    try:
+        contents = decode_info(info)
+        meta = json.loads(msgspec.json.encode(dict(contents.meta)))  # bytes as base64, NaN as null
+    except (CorruptEntry, TypeError, ValueError, msgspec.MsgspecError):
+        return None, None
+    tensors = [models.Tensor(name=one.name, dtype=one.dtype, shape=list(one.shape)) for one in contents.tensors]
+    return tensors, meta

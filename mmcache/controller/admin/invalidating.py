@@ -1,0 +1,137 @@
+"""`/v1/invalidations`: make them, follow them, list them."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi.responses import JSONResponse
+
+from mmcache.control.messages import Progress
+from mmcache.controller.admin import models
+from mmcache.controller.admin.access import AtDesk, Operator, Viewer
+from mmcache.controller.admin.desk import Desk
+from mmcache.controller.admin.problems import Problem
+from mmcache.controller.announcements import Asked
+from mmcache.controller.state.base import Invalidation
+from mmcache.controller.views import START, Wanted
+from mmcache.selector import Selector
+
+router = APIRouter(prefix="/v1/invalidations", tags=["invalidations"])
+
+_IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=128,
+        pattern=r"^[!-~]+$",
+        description="With the same key it is the same invalidation: send it again when an answer was lost.",
+    ),
+]
+_PathNumber = Annotated[models.Number, Path(description="Of the sequence.")]
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=models.FollowedInvalidation,
+    responses={
+        200: {"model": models.Matches, "description": "With `dry_run`: nothing was invalidated"},
+        507: {"model": models.ProblemDocument, "description": "No room for it: nothing was invalidated"},
+    },
+)
+async def invalidate(
+    body: models.NewInvalidation,
+    response: Response,
+    actor: Operator,
+    desk: AtDesk,
+    idempotency_key: _IdempotencyKey = None,
+) -> models.FollowedInvalidation | JSONResponse:
+    """Have nothing served any more that matches.
+
+    Once the answer says `complete`, no get that starts afterwards returns a matching entry that was published before,
+    on any client. Without `wait`, or where `timeout` is over first, follow it with GET: it is in force all the same.
+    """
+    selector = body.selector.selector()
+    if not selector.fields() and not body.all:
+        raise Problem(422, "selector-empty", "the selector is empty: give a field, or `all` for everything there is")
+    if selector.fields() and body.all:
+        raise Problem(422, "selector-and-all", "`all` is everything there is: give it an empty selector")
+    if not body.reason.isprintable():
+        raise Problem(422, "invalid", "body.reason: may hold printable characters only")
+    if body.dry_run:
+        return JSONResponse((await _count(desk, selector, body.timeout)).model_dump())
+    number = await desk.invalidate(Asked(selector, body.reason, actor.name, idempotency_key or "", actor.role.word))
+    made = await desk.read(lambda store: store.invalidation(number))
+    if made is None:
+        detail = f"the idempotency key is that of invalidation {number}, which is too old to be known; take another key"
+        raise Problem(409, "idempotency-key", detail)
+    if made.selector != selector:
+        detail = f"the idempotency key is that of invalidation {number}, for {made.selector}; take another key"
+        raise Problem(409, "idempotency-key", detail)
+    response.headers["Location"] = f"/v1/invalidations/{number}"
+    return _followed(made, await desk.follow(number, body.timeout if body.wait else 0.0))
+
+
+@router.get("")
+async def list_invalidations(
+    page: Annotated[models.NumberedPage, Query()], _: Viewer, desk: AtDesk
+) -> models.Invalidations:
+    """The newest first. Those that count no more since later ones cover them are kept for a while."""
+    known = await desk.read(lambda store: store.page(page.before, page.limit))
+    waiting = await desk.call(lambda core, _: core.views.awaited([one.number for one in known]))
+    return models.Invalidations(
+        invalidations=[models.Invalidation(**_fields(one, waiting.get(one.number, 0))) for one in known],
+        next=known[-1].number if len(known) == page.limit and known[-1].number > 1 else None,
+    )
+
+
+@router.get("/{number}")
+async def get_invalidation(
+    number: _PathNumber, patience: Annotated[models.Patience, Query()], _: Viewer, desk: AtDesk
+) -> models.FollowedInvalidation:
+    """One, and whom it waits for. With `wait`, once it is complete or the time is over."""
+    progress = await desk.follow(number, patience.wait)
+    known = await desk.read(lambda store: store.invalidation(number))
+    if known is None:
+        detail = f"invalidation {number} is too old to be known; it counts as long as nothing covers it"
+        raise Problem(404, "invalidation-forgotten", detail)
+    return _followed(known, progress)
+
+
+async def _count(desk: Desk, selector: Selector, timeout: float) -> models.Matches:
+    wanted = Wanted(selector)
+    matches = 0
+    after: bytes | None = START
+    until = time.monotonic() + timeout
+    while after is not None:
+        place = after
+        count, after = await desk.call(lambda core, _, place=place: core.views.count(wanted, place))
+        matches += count
+        if time.monotonic() >= until:
+            break
+    return models.Matches(dry_run=True, matches=matches, counted_all=after is None)
+
+
+def _fields(known: Invalidation, waiting: int) -> dict[str, object]:
+    return {
+        "number": known.number,
+        "selector": known.selector.fields(),
+        "reason": known.reason,
+        "actor": known.actor,
+        "at": known.at,
+        "idempotency_key": known.idempotency_key,
+        "complete": not waiting,
+        "completed_at": known.completed_at,
+        "waiting": waiting,
+    }
+
+
+def _followed(known: Invalidation, progress: Progress) -> models.FollowedInvalidation:
+    return models.FollowedInvalidation(
+        **_fields(known, progress.waiting),
+        unbound=progress.unbound,
+        awaited=[models.AwaitedSession(name=one.name, host=one.host, most_ms=one.most_ms) for one in progress.awaited],
+    )
