@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 
 from mmcache.controller.admin import browsing, health, invalidating, problems
 from mmcache.controller.admin.bodies import BoundedBodies
@@ -12,7 +13,7 @@ from mmcache.controller.admin.desk import Desk
 from mmcache.controller.admin.health import Prober
 from mmcache.controller.admin.models import ProblemDocument
 
-_PROBLEM: Final[dict[str, Any]] = {"content": {problems.MEDIA_TYPE: {}}, "model": ProblemDocument}
+_PROBLEM_SCHEMA: Final = {"$ref": "#/components/schemas/ProblemDocument"}
 _RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     status: {"model": ProblemDocument, "description": description}
     for status, description in {
@@ -46,5 +47,27 @@ def make_app(desk: Desk, *, version: str) -> FastAPI:
     for router in (health.router, invalidating.router, browsing.router):
         app.include_router(router)
     problems.install(app)
+    described: dict[str, Any] = {}
+
+    def describe() -> dict[str, Any]:
+        if not described:
+            described.update(_described(app))
+        return described
+
+    app.openapi = describe  # type: ignore[method-assign]  # as FastAPI has it
     app.add_middleware(BoundedBodies)
     return app
+
+
+def _described(app: FastAPI) -> dict[str, Any]:
+    """The description, in which problems have their own media type, and only what wants a token refuses one."""
+    description = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    for operations in description["paths"].values():
+        for operation in operations.values():
+            responses = operation["responses"]
+            for status in [] if "security" in operation else ["401", "403"]:
+                responses.pop(status, None)
+            for response in responses.values():
+                if any(content.get("schema") == _PROBLEM_SCHEMA for content in response.get("content", {}).values()):
+                    response["content"] = {problems.MEDIA_TYPE: {"schema": _PROBLEM_SCHEMA}}
+    return description

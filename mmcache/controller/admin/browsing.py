@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -14,7 +15,8 @@ from mmcache.controller.admin import models
 from mmcache.controller.admin.access import AtDesk, Viewer
 from mmcache.controller.admin.desk import unix_offset
 from mmcache.controller.admin.problems import Problem
-from mmcache.controller.views import START, EntryView, SessionView, Wanted
+from mmcache.controller.core import ControllerCore
+from mmcache.controller.views import START, EntryPage, EntryView, SessionView, Wanted
 from mmcache.entry import decode_info
 from mmcache.errors import CorruptEntry
 from mmcache.key import store_name
@@ -50,10 +52,7 @@ async def list_entries(page: Annotated[models.EntriesPage, Query()], _: Viewer, 
     lineage = ""
     until = time.monotonic() + _LONGEST_LOOK_S
     while after is not None and len(found) < page.limit and time.monotonic() < until:
-        place, left = after, page.limit - len(found)
-        lineage, (some, after) = await desk.call(
-            lambda core, _, place=place, left=left: (core.lineage, core.views.entries(wanted, place, left))
-        )
+        lineage, (some, after) = await desk.call(_looking(wanted, after, page.limit - len(found)))
         found += some
     return models.Entries(entries=[_entry(one, lineage) for one in found], next=None if after is None else after.hex())
 
@@ -93,6 +92,10 @@ async def list_audit(page: Annotated[models.AuditPage, Query()], _: Viewer, desk
         records=[models.AuditRecord(id=number, **msgspec.structs.asdict(record)) for number, record in known],
         next=known[-1][0] if len(known) == page.limit and known[-1][0] > 1 else None,
     )
+
+
+def _looking(wanted: Wanted, after: bytes, limit: int) -> Callable[[ControllerCore, float], tuple[str, EntryPage]]:
+    return lambda core, _: (core.lineage, core.views.entries(wanted, after, limit))
 
 
 def _wanted(page: models.EntriesPage) -> Wanted:

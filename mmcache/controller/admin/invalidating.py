@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.responses import JSONResponse
@@ -14,6 +15,7 @@ from mmcache.controller.admin.access import AtDesk, Operator, Viewer
 from mmcache.controller.admin.desk import Desk
 from mmcache.controller.admin.problems import Problem
 from mmcache.controller.announcements import Asked
+from mmcache.controller.core import ControllerCore
 from mmcache.controller.state.base import Invalidation
 from mmcache.controller.views import START, Wanted
 from mmcache.selector import Selector
@@ -59,8 +61,6 @@ async def invalidate(
         raise Problem(422, "selector-empty", "the selector is empty: give a field, or `all` for everything there is")
     if selector.fields() and body.all:
         raise Problem(422, "selector-and-all", "`all` is everything there is: give it an empty selector")
-    if not body.reason.isprintable():
-        raise Problem(422, "invalid", "body.reason: may hold printable characters only")
     if body.dry_run:
         return JSONResponse((await _count(desk, selector, body.timeout)).model_dump())
     number = await desk.invalidate(Asked(selector, body.reason, actor.name, idempotency_key or "", actor.role.word))
@@ -107,15 +107,18 @@ async def _count(desk: Desk, selector: Selector, timeout: float) -> models.Match
     after: bytes | None = START
     until = time.monotonic() + timeout
     while after is not None:
-        place = after
-        count, after = await desk.call(lambda core, _, place=place: core.views.count(wanted, place))
+        count, after = await desk.call(_counting(wanted, after))
         matches += count
         if time.monotonic() >= until:
             break
     return models.Matches(dry_run=True, matches=matches, counted_all=after is None)
 
 
-def _fields(known: Invalidation, waiting: int) -> dict[str, object]:
+def _counting(wanted: Wanted, after: bytes) -> Callable[[ControllerCore, float], tuple[int, bytes | None]]:
+    return lambda core, _: core.views.count(wanted, after)
+
+
+def _fields(known: Invalidation, waiting: int) -> dict[str, Any]:
     return {
         "number": known.number,
         "selector": known.selector.fields(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from mmcache.key import EmbeddingKey
 from mmcache.selector import Selector
@@ -34,6 +34,15 @@ Cursor = Annotated[
     Field(pattern=r"^[0-9a-f]{4}([0-9a-f]{124})?$", description="`next` of the page before; absent for the first."),
 ]
 Limit = Annotated[int, Field(ge=1, le=MAX_PAGE, description="Most of a page.")]
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("may hold printable characters only")
+    return text
+
+
+Printable = Annotated[str, AfterValidator(_printable)]
 UnixTime = Annotated[float, Field(ge=0, lt=1e11, allow_inf_nan=False)]
 _NO_FIELD: Final[Any] = None
 """Of a field that is not given; which are is in `model_fields_set`."""
@@ -80,7 +89,7 @@ class NewInvalidation(_Strict):
 
     selector: SelectorFields
     all: Annotated[bool, Field(strict=True, description="With an empty selector: everything there is.")] = False
-    reason: Annotated[str, Field(max_length=512, description="For people; printable, and kept with it.")] = ""
+    reason: Annotated[Printable, Field(max_length=512, description="For people; printable, and kept with it.")] = ""
     wait: Annotated[bool, Field(strict=True, description="Answer once it is complete, or `timeout` is over.")] = False
     timeout: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False, description="Seconds.")] = 30.0
     dry_run: Annotated[bool, Field(strict=True, description="Only count the known entries that match.")] = False
@@ -104,7 +113,14 @@ class Key(_Strict):
 class Keys(_Strict):
     """Keys to look up."""
 
-    keys: Annotated[list[Key], Field(min_length=1, max_length=MAX_KEYS)]
+    keys: Annotated[
+        list[Key],
+        Field(
+            min_length=1,
+            max_length=MAX_KEYS,
+            examples=[[{"model": "google/siglip", "version": "3", "mm_hash": "5d41402abc4b2a76b9719d911017c592"}]],
+        ),
+    ]
 
 
 class NumberedPage(_Strict):
@@ -117,8 +133,8 @@ class NumberedPage(_Strict):
 class AuditPage(NumberedPage):
     """The newest records first."""
 
-    action: Annotated[str | None, Field(min_length=1, max_length=64, examples=["invalidate"])] = None
-    actor: Annotated[str | None, Field(min_length=1, max_length=128, examples=["alice"])] = None
+    action: Annotated[Printable | None, Field(min_length=1, max_length=64, examples=["invalidate"])] = None
+    actor: Annotated[Printable | None, Field(min_length=1, max_length=128, examples=["alice"])] = None
 
 
 class SessionsPage(_Strict):
@@ -138,7 +154,7 @@ class EntriesPage(_Strict):
     no_lora: Annotated[bool, Field(description="Only entries without an adapter.")] = False
     modality: Modality | None = None
     mm_hash: MmHash | None = None
-    producer: Annotated[str | None, Field(min_length=1, max_length=128, description="The client's name.")] = None
+    producer: Annotated[Printable | None, Field(min_length=1, max_length=128, description="The client's name.")] = None
     created_from: UnixTime | None = None
     created_until: UnixTime | None = None
     cursor: Cursor | None = None
@@ -219,7 +235,13 @@ class Invalidations(_Answer):
 class Entry(_Answer):
     """One entry that the controller knows; the store may have evicted it meanwhile."""
 
-    name: Annotated[str, Field(description="Under which the store has it.")]
+    name: Annotated[
+        str,
+        Field(
+            description="Under which the store has it.",
+            examples=[f"mmc1.0123456789abcdef.{'0' * 64}.{'f' * 64}.0"],
+        ),
+    ]
     key: Key
     generation: int
     nbytes: Annotated[int, Field(description="Of the object, with its prefix.")]
@@ -259,8 +281,8 @@ class Found(_Answer):
 class Session(_Answer):
     """One client's session."""
 
-    session: Annotated[str, Field(description="A random number.")]
-    name: str
+    session: Annotated[str, Field(description="A random number.", examples=["1803475932884275"])]
+    name: Annotated[str, Field(description="Of the client.", examples=["encoder-0"])]
     host: str
     pid: int
     live: Annotated[bool, Field(description="False: it has ended, but its client may not know yet.")]
