@@ -79,7 +79,7 @@ def test_an_entry_is_listed_and_then_invalidated_for_a_client(served: tuple[Serv
 
 
 def test_it_is_ready_while_the_store_answers(served: tuple[Serving, httpx.Client]) -> None:
-    serving, client = served
+    _, client = served
     ready = client.get("/readyz")
     assert (ready.status_code, ready.json()["ready"]) == (200, True)
 

@@ -18,6 +18,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from mmcache.controller.admin import models
+
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 EXAMPLES = 15
 
@@ -83,19 +85,7 @@ ODD = [
     "x" * 5000,
 ]
 QUERIES = {
-    "/v1/entries": [
-        "tenant",
-        "model",
-        "version",
-        "lora",
-        "no_lora",
-        "modality",
-        "mm_hash",
-        "producer",
-        "cursor",
-        "limit",
-    ]
-    + ["created_from", "created_until", "unknown"],
+    "/v1/entries": [*models.EntriesPage.model_fields, "unknown"],
     "/v1/sessions": ["after", "limit", "unknown"],
     "/v1/audit": ["before", "limit", "action", "actor", "unknown"],
     "/v1/invalidations": ["before", "limit", "unknown"],

@@ -1,4 +1,4 @@
-"""What an operator may see of a core: every entry on exactly one page, few looked at in one call, none that is stale."""
+"""What an operator may see of a core: every entry on one page, few looked at in one call, none that is stale."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mmcache.controller.views import START, Wanted
 from mmcache.key import EmbeddingKey, Scope, mm_digest
 from mmcache.selector import Selector
 
+EVERYTHING = Wanted()
 OTHER = Scope("tenant", "siglip", "v2", "adapter", "video")
 
 
@@ -22,7 +23,7 @@ def put(client: Client, scope: Scope, *mm_hashes: str, generation: int = 0) -> N
     assert set(answer.results) == {CommitStatus.STORED}
 
 
-def listed(world: World, wanted: Wanted = Wanted(), limit: int = 10) -> list[str]:
+def listed(world: World, wanted: Wanted = EVERYTHING, limit: int = 10) -> list[str]:
     found: list[str] = []
     after: bytes | None = START
     while after is not None:
