@@ -34,7 +34,7 @@ def served() -> Iterator[tuple[Serving, httpx.Client]]:
         config = json.loads(serving.controller._config.read_text())
         admin = f"127.0.0.1:{free_port()}"
         config["controller"] |= {"admin": admin, "admin_tokens": str(tokens)}
-        config["store"] = {"master": serving.store.master}
+        config["store"] = {"master": serving.store.master.address}
         serving.controller._config.write_text(json.dumps(config))
         serving.controller.start()
         with httpx.Client(base_url=f"http://{admin}", headers=bearer(OPERATOR), timeout=PATIENCE_S) as client:
