@@ -55,8 +55,8 @@ class Probe:
 
             connector.start_load_caches = load_and_stop
 
-    def probe_hooks(self) -> dict[str, list[int]]:
-        """Nanoseconds of each call of the scheduler's hooks since the last time, if `vllm_timed` is its connector."""
+    def probe_hooks(self) -> dict[str, list[tuple[int, int]]]:
+        """What each call of the scheduler's hooks took since the last time, if `vllm_timed` is its connector."""
         from benchmarks import vllm_timed  # noqa: PLC0415 - only within an engine
 
         return vllm_timed.taken()

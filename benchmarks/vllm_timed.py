@@ -28,7 +28,7 @@ HOOKS = (
 IDLE = "build_connector_meta, nothing to run"
 """Where the connector may wait for its agent, lest the engine spin."""
 
-_nanoseconds: dict[str, deque[int]] = {name: deque(maxlen=KEPT) for name in (*HOOKS, IDLE)}
+_spent: dict[str, deque[tuple[int, int]]] = {name: deque(maxlen=KEPT) for name in (*HOOKS, IDLE)}
 
 
 class TimedConnector(MMCacheECConnector):
@@ -41,25 +41,25 @@ class TimedConnector(MMCacheECConnector):
                 setattr(self, name, _timed(name, getattr(self, name)))
 
 
-def taken() -> dict[str, list[int]]:
-    """Nanoseconds of each call since the last time, by hook."""
-    times = {name: list(values) for name, values in _nanoseconds.items()}
-    for values in _nanoseconds.values():
+def taken() -> dict[str, list[tuple[int, int]]]:
+    """Nanoseconds of each call since the last time, and those of them that its thread had a core, by hook."""
+    times = {name: list(values) for name, values in _spent.items()}
+    for values in _spent.values():
         values.clear()
     return times
 
 
 def _timed(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
-    clock = time.perf_counter_ns
+    clock, core = time.perf_counter_ns, time.thread_time_ns
 
     @functools.wraps(hook)
     def call(*arguments: Any, **named: Any) -> Any:
-        started = clock()
+        had_core, started = core(), clock()
         try:
             return hook(*arguments, **named)
         finally:
-            spent = clock() - started
+            spent = clock() - started, core() - had_core
             idle = name == "build_connector_meta" and not arguments[0].total_num_scheduled_tokens
-            _nanoseconds[IDLE if idle else name].append(spent)
+            _spent[IDLE if idle else name].append(spent)
 
     return call

@@ -195,8 +195,9 @@ class MMCacheECConnector(ECConnectorBase):  # type: ignore[misc]
         if self.role is ECConnectorRole.WORKER:
             return None
         counts = self._scheduler.take_counts()
-        counts |= {f"fault.{hook}": count for hook, count in (self.faults - self._told).items()}
-        self._told = self.faults.copy()
+        if self.faults != self._told:
+            counts |= {f"fault.{hook}": count for hook, count in (self.faults - self._told).items()}
+            self._told = self.faults.copy()
         return MMCacheECStats.of(counts) if counts else None
 
     @classmethod

@@ -212,8 +212,10 @@ class SchedulerSide:
     def take_counts(self) -> dict[str, float | list[float]]:
         """What was counted and observed since the last call."""
         table = self._table
-        counts: dict[str, float | list[float]] = dict(table.counters)
-        table.counters.clear()
+        counts: dict[str, float | list[float]] = {}
+        if table.counters:  # not in most steps, of which there are hundreds a second while a request is deferred
+            counts.update(table.counters)
+            table.counters.clear()
         if table.load_seconds:
             counts["load_s"], table.load_seconds = table.load_seconds, []
         return counts
