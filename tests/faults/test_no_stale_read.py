@@ -6,6 +6,7 @@ operator gives keys new contents and then invalidates what may be of the old.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import json
 import os
@@ -41,7 +42,9 @@ class Contents:
         path.write_bytes(bytes(8 * KEYS))
         self._file = path.open("r+b")
         self.versions = [0] * KEYS
-        self.least: list[list[tuple[float, int]]] = [[] for _ in range(KEYS)]
+        self.complete_at: list[list[float]] = [[] for _ in range(KEYS)]
+        self.least: list[list[int]] = [[0] for _ in range(KEYS)]
+        """The version before all completions, and from each of them on."""
 
     def renew(self, numbers: list[int]) -> dict[int, int]:
         """Give these a new version; returns them."""
@@ -54,13 +57,14 @@ class Contents:
         """No get that begins from now on may return anything older."""
         now = time.monotonic()
         for number, version in renewed.items():
-            self.least[number].append((now, version))
+            self.complete_at[number].append(now)
+            self.least[number].append(version)
 
     def stale(self, gets: list[tuple[float, int, int]]) -> list[str]:
         """Gets that returned what they must not."""
         found = []
         for began, number, version in gets:
-            least = max((one for at, one in self.least[number] if at < began), default=0)
+            least = self.least[number][bisect.bisect_left(self.complete_at[number], began)]
             if version < least:
                 found.append(f"a get of key {number} at {began:.3f} returned version {version}, not {least} or later")
         return found
