@@ -87,13 +87,16 @@ def _carry_out(
     from mmcache.cli.sessions import open_channel  # noqa: PLC0415
     from mmcache.client.invalidate import follow  # noqa: PLC0415
     from mmcache.client.invalidate import invalidate as make  # noqa: PLC0415
+    from mmcache.errors import ControllerUnavailable, DeadlineExceeded  # noqa: PLC0415
 
     with open_channel(settings) as (channel, deadline):
         made = make(channel, selector, reason=reason, everything=True, deadline=deadline)
         ends = time.monotonic() + (wait_s or 0.0)
         with _progress(quiet) as show:
             while wait_s is not None and not made.complete and (left := ends - time.monotonic()) > 0:
-                made = follow(channel, made, deadline=time.monotonic() + min(left, _LOOK_SECONDS))
+                # The controller may be restarted meanwhile: it is made all the same, and what was heard last is told.
+                with contextlib.suppress(ControllerUnavailable, DeadlineExceeded):
+                    made = follow(channel, made, deadline=time.monotonic() + min(left, _LOOK_SECONDS))
                 show(made)
         return made
 
@@ -127,7 +130,9 @@ def _tell(made: Invalidation, selector: Selector, *, waited: bool, as_json: bool
         typer.echo(f"{text}; in force, and complete once all sessions have heard of it (--wait)")
     elif made.complete:
         typer.echo(f"{text}; complete")
-    else:
+    elif made.waiting:
         typer.echo(f"{text}; in force, but not complete: {made.waiting} sessions may serve it still{_names(made)}")
+    else:
+        typer.echo(f"{text}; in force, but nothing was heard of its completion in time")
     if made.unbound:
         typer.echo(f"{made.unbound} sessions are set to serve what may be stale, and are not waited for")

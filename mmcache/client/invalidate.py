@@ -58,15 +58,19 @@ def invalidate(
 
 def follow(channel: ControlChannel, made: Invalidation, *, deadline: float) -> Invalidation:
     """How far it is: once it is complete, or at the deadline. Raises ControllerUnavailable if nothing was heard."""
+    heard = False
     while True:
         left = deadline - time.monotonic()
         wait_s = max(0.0, min(_TRY_SECONDS / 2, left - _TRY_SECONDS / 4))
         try:
             progress = channel.follow(made.lineage, made.number, wait_s=wait_s, deadline=_soon(deadline))
         except (ControllerUnavailable, DeadlineExceeded):
-            if not _again(deadline):
-                raise
-            continue
+            if _again(deadline):
+                continue
+            if heard:
+                return made
+            raise
+        heard = True
         made = made._replace(
             complete=progress.complete,
             waiting=progress.waiting,

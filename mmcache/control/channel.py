@@ -179,10 +179,10 @@ class ControlChannel:
             idempotency: of at most 128 characters. Asked once more with the same, there is still but one invalidation.
         """
         view = self.fresh()
+        lineage = view.lineage if view is not None else ""  # without one, the call fails
         call: Call[Invalidated] = Call(1)
-        ask = functools.partial(self._link.exchange.invalidate, call, selector, reason, idempotency)
-        number = self._ask_or_forget(call, ask, deadline)[0].number
-        return view.lineage if view is not None else "", number
+        ask = functools.partial(self._link.exchange.invalidate, call, selector, reason, idempotency, lineage)
+        return lineage, self._ask_or_forget(call, ask, deadline)[0].number
 
     def follow(self, lineage: str, number: int, *, wait_s: float, deadline: float) -> Progress:
         """How far an invalidation is: once it is complete, or after `wait_s`."""

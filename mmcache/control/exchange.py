@@ -139,9 +139,11 @@ class Exchange:
             term, session, number = self._open(Found, call, indices)
             self._send(Lookup(term, session, number, groups))
 
-    def invalidate(self, call: Call[Invalidated], selector: Selector, reason: str, idempotency: str) -> None:
+    def invalidate(
+        self, call: Call[Invalidated], selector: Selector, reason: str, idempotency: str, lineage: str
+    ) -> None:
         """Ask for an invalidation, whose number is one result."""
-        if self._accepts(call, 1):
+        if self._accepts(call, 1, lineage=lineage):
             self._send(Invalidate(*self._open(Invalidated, call, (0,)), selector, reason, idempotency))
 
     def follow(self, call: Call[Progress], number: int, wait_ms: int, lineage: str) -> None:

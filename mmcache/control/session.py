@@ -213,8 +213,7 @@ class Session:
                     return self._pushed(message, now)
             case HeartbeatAnswer():
                 if self._is_ours(message.term, message.session):
-                    self._answered(message, now)
-                    return []
+                    return self._answered(message, now)
             case _:
                 if self._is_ours(message.term, message.session):
                     return [Deliver(message)]
@@ -312,12 +311,8 @@ class Session:
             return []
         self._head = max(self._head, push.through)
         if push.after > self._received:
-            self._count("control.gap")
             self._fall_behind(now)
-            if self._missed_at is not None and now < self._missed_at + RESEND_PATIENCE_S:
-                return []
-            self._missed_at = now
-            return [Send(Resend(welcome.term, welcome.session, self._received))]
+            return self._ask_again(welcome, now)
         if push.through <= self._received and not push.whole:
             return []
         replica.apply(push.invalidations)
@@ -336,6 +331,14 @@ class Session:
             else:
                 self._fall_behind(now)
         return effects
+
+    def _ask_again(self, welcome: Welcome, now: float) -> list[Effect]:
+        """What follows `_received` was lost: ask for it, once and then again after a while."""
+        if self._missed_at is not None and now < self._missed_at + RESEND_PATIENCE_S:
+            return []
+        self._count("control.gap")
+        self._missed_at = now
+        return [Send(Resend(welcome.term, welcome.session, self._received))]
 
     def _fall_behind(self, now: float) -> None:
         if self._behind_since is None:
@@ -359,19 +362,23 @@ class Session:
         self._act_at = now + (min(interval, IN_DOUBT_S) if self._in_doubt else interval)
         return Heartbeat(welcome.term, welcome.session, self._number, self._replica.head)
 
-    def _answered(self, answer: HeartbeatAnswer, now: float) -> None:
+    def _answered(self, answer: HeartbeatAnswer, now: float) -> list[Effect]:
         self._head = max(self._head, answer.head)  # believed even of an answer that proves nothing else
+        effects: list[Effect] = []
         if self._replica.head < self._head:
             self._fall_behind(now)
+            if self._welcome is not None and self._received < answer.head:  # pushes come before what names them
+                effects = self._ask_again(self._welcome, now)
         sent = self._unanswered.pop(answer.number, None)
         if sent is None:
             self._count("control.ignored", "HeartbeatAnswer")
-            return
+            return effects
         self._failures = 0
         self._in_doubt = False
         self._fresh_until = max(self._fresh_until, sent + self._ttl)
         if self.view is not None:
             self._show()
+        return effects
 
     def _lost_at(self) -> float:
         """Long after it stopped being fresh: the controller has forgotten it too, or will not be heard again."""

@@ -78,7 +78,7 @@ def test_who_is_silent_is_named_and_waited_for(serving: Serving) -> None:
     assert worker.read()["ready"]
     os.kill(worker.process.pid, signal.SIGSTOP)
     options = ("--mm-hash", "nobody's", "--wait")
-    early = run("invalidate", *options, "--timeout", "1", "--json", config=serving.config)
+    early = run("invalidate", *options, "--timeout", "2", "--json", config=serving.config)
     assert (early.status, early.json["complete"]) == (1, False)
     assert any(str(worker.process.pid) in one["name"] for one in early.json["awaited"])
     assert run("invalidate", *options, config=serving.config).status == 0

@@ -8,6 +8,7 @@ import pytest
 from scripted_controller import LINEAGE, Stage, key, soon, stage
 
 from mmcache.control import exchange
+from mmcache.control.calls import Call
 from mmcache.control.channel import CommitEntry
 from mmcache.control.messages import (
     AbortReason,
@@ -22,12 +23,16 @@ from mmcache.control.messages import (
     Hello,
     HelloAgain,
     Hit,
+    Invalidated,
     Lookup,
     Refused,
     Report,
     Unclaimed,
 )
+from mmcache.control.replica import Replica
+from mmcache.control.session import SessionView
 from mmcache.errors import ControllerUnavailable, DeadlineExceeded
+from mmcache.selector import Selector
 
 
 def entry(name: str, token: int = 0) -> CommitEntry:
@@ -66,6 +71,17 @@ def test_a_commit_carries_what_the_directory_needs_and_returns_a_status_each(sta
 def test_a_controller_of_another_lineage_is_not_told_of_an_entry(staged: Stage) -> None:
     with pytest.raises(ControllerUnavailable, match="lineage"):
         staged.channel.commit([entry("a")], deadline=soon(), lineage="before")
+
+
+def test_an_invalidation_is_not_asked_for_in_another_lineage_than_it_is_named_by() -> None:
+    sent: list[object] = []
+    requests = exchange.Exchange(sent.append)
+    requests.begin(SessionView(1, 2, 10.0, Replica("after"), 0.0))
+    call: Call[Invalidated] = Call(1)
+    requests.invalidate(call, Selector(), "", "once", "before")
+    with pytest.raises(ControllerUnavailable, match="lineage"):
+        call.wait(soon())
+    assert not sent
 
 
 def test_a_report_names_the_promise(staged: Stage) -> None:

@@ -280,6 +280,18 @@ def test_a_push_that_does_not_follow_is_asked_for_again_and_nothing_is_fresh_mea
     assert not any(isinstance(effect, Send) for effect in session.received(both, 100.7)), "it is known already"
 
 
+def test_a_last_push_that_was_lost_is_asked_for_once_a_heartbeat_tells_of_it() -> None:
+    session = open_session(100.0)
+    [sent] = session.tick(101.3)
+    assert isinstance(sent, Send)
+    assert isinstance(sent.message, Heartbeat)
+    assert session.received(HeartbeatAnswer(1, 2, sent.message.number, 1), 101.4) == [Send(Resend(1, 2, 0))]
+    assert session.view is None
+    one = Selector.exactly(key_of(1))
+    assert session.received(Push(1, 2, 0, 1, True, [(1, one)]), 101.5) == [Outdated([one]), Send(Applied(1, 2, 1))]
+    assert is_fresh(session, 101.6)
+
+
 def test_a_part_of_a_table_is_not_acknowledged_before_the_last_is_there() -> None:
     session = greeting_session(100.0)
     one, two = (Selector.exactly(key_of(number)) for number in (1, 2))

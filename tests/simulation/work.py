@@ -229,7 +229,9 @@ class Work:
             if client.can_ask:
                 lineage = client.exchange._lineage
                 call: Call[Invalidated] = Call(1)
-                client.do(lambda one=call: client.exchange.invalidate(one, selector, "changed", idempotency))  # type: ignore[misc]
+                client.do(
+                    lambda one=call, to=lineage: client.exchange.invalidate(one, selector, "changed", idempotency, to)
+                )  # type: ignore[misc]
                 yield Until(over(call), TRY_S)
                 results = client.outcome(call)
                 number = results[0].number if results is not None else 0
