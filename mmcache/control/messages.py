@@ -71,6 +71,8 @@ class Hello(_Message, frozen=True, tag=1, forbid_unknown_fields=False):
 
     Args:
         lineage, applied: which invalidations this client has already: those of this lineage up to this number.
+        term: the last in which it had a session of that lineage. A database in which that term cannot have reached that
+            number has gone back.
         serves_stale: it goes on serving what may be stale while it has no session: the guarantee excludes it.
     """
 
@@ -81,6 +83,7 @@ class Hello(_Message, frozen=True, tag=1, forbid_unknown_fields=False):
     lineage: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]{0,32}$")] = ""
     applied: U64 = 0
     serves_stale: bool = False
+    term: U64 = 0
 
 
 class Heartbeat(_Message, frozen=True, tag=2):

@@ -160,6 +160,8 @@ class Session:
         self._welcome: Welcome | None = None
         self._ttl = 0.0
         self._replica = Replica("")
+        self._term = 0
+        """The last whose welcome was accepted; 0 before the first."""
         self._received = 0
         """Up to where pushes came in succession. All of it counts only where the last of them was whole."""
         self._head = 0
@@ -187,7 +189,8 @@ class Session:
         self._hello_sent = now
         self._act_at = now + HELLO_PATIENCE_S
         replica = self._replica
-        return [Send(msgspec.structs.replace(self._hello, lineage=replica.lineage, applied=replica.head))]
+        earlier = {"lineage": replica.lineage, "applied": replica.head, "term": self._term}
+        return [Send(msgspec.structs.replace(self._hello, **earlier))]
 
     def disconnected(self, reason: str, trouble: str, now: float) -> list[Effect]:
         """The connection failed, or whoever uses it did. Another connection could not carry this session on."""
@@ -278,6 +281,7 @@ class Session:
             return self._give_up("after", "the controller's welcome does not fit what was asked for", now)
         self.phase = Phase.OPEN
         self._welcome = welcome
+        self._term = welcome.term
         self._ttl = welcome.ttl_ms / 1000
         outdated: list[Effect] = []
         if not resumes:

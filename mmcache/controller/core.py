@@ -58,7 +58,7 @@ from mmcache.controller.announcements import LOCAL_PEER, Announcements, Asked
 from mmcache.controller.answers import RESULT_BYTES, SURE_TO_FIT, batched, cut
 from mmcache.controller.claims import Claims, Wake
 from mmcache.controller.directory import Directory
-from mmcache.controller.durable import Past, ToWrite
+from mmcache.controller.durable import MAX_TERMS, Past, ToWrite
 from mmcache.controller.followers import LOCAL, Follower
 from mmcache.controller.invalidations import Invalidations
 from mmcache.controller.limits import ControllerLimits
@@ -108,6 +108,10 @@ class ControllerCore:
         self.lineage = past.lineage
         self.went_back = ""
         """Why no more can be served: the database is older than what was told to a client. Empty if it is not."""
+        ends = [*(head for _, head in past.terms[1:]), past.head]
+        self._past_heads = dict(zip((term for term, _ in past.terms), ends, strict=False))
+        """The last number that anyone can have heard of in each earlier term."""
+        self._forgot_terms = len(past.terms) >= MAX_TERMS
         self._strangers_until = past.strangers_until
         self._settled_before = False
         """Whether the sessions of earlier terms have ended since it was last told."""
@@ -279,10 +283,14 @@ class ControllerCore:
             reason = f"protocol version {hello.version}; this controller speaks {PROTOCOL_VERSION}"
             return self._refused(0, "version", reason), ()
         head = self._invalidations.head
-        resumes = hello.lineage == self.lineage
-        if resumes and hello.applied > head:
-            self._go_back(hello.applied, hello.name)
-            return self._refused(0, "went_back", self.went_back), ()
+        resumes = hello.lineage == self.lineage and hello.applied > 0
+        if resumes:
+            most = self._past_heads.get(hello.term, head if hello.term == self.term else None)
+            if most is None and self._forgot_terms:
+                resumes = False
+            elif most is None or hello.applied > most:
+                self._go_back(hello.applied, hello.name)
+                return self._refused(0, "went_back", self.went_back), ()
         wakes: Sequence[Wake] = ()
         earlier = self._sessions.at(peer)
         if earlier is not None:
@@ -380,8 +388,8 @@ class ControllerCore:
 
     def _go_back(self, applied: int, name: str) -> None:
         self.went_back = (
-            f"the client {name!r} has heard of invalidation {applied}, and the last one here is "
-            f"{self._invalidations.head}: the database is older than it was"
+            f"the client {name!r} has heard of invalidation {applied}, which is none of the {self._invalidations.head} "
+            "here: the database is older than it was"
         )
 
     def _acquire(self, session: Session, acquire: Acquire, now: float) -> tuple[ControllerMessage, Sequence[Wake]]:

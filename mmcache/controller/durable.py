@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mmcache.controller.announcements import Asked
 from mmcache.key import Scope
 from mmcache.selector import Selector
+
+MAX_TERMS: Final = 100
+"""Of how many terms it is remembered where each began."""
 
 
 class Past(NamedTuple):
@@ -20,6 +23,7 @@ class Past(NamedTuple):
         pending: numbers of those that are not complete.
         scopes: of all keys that were ever claimed or committed.
         remembered: numbers of invalidations by the idempotency keys with which they were asked for.
+        terms: the last `MAX_TERMS` terms, oldest first, each with the head when it began.
         strangers_until: until when sessions of a term before may live; None: there can be none.
     """
 
@@ -29,6 +33,7 @@ class Past(NamedTuple):
     pending: Sequence[int] = ()
     scopes: Sequence[Scope] = ()
     remembered: Sequence[tuple[str, int]] = ()
+    terms: Sequence[tuple[int, int]] = ()
     strangers_until: float | None = None
 
 

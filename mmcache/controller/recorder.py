@@ -7,7 +7,7 @@ import secrets
 from typing import Final
 
 from mmcache.controller.announcements import MAX_REMEMBERED, Asked
-from mmcache.controller.durable import Past, ToWrite
+from mmcache.controller.durable import MAX_TERMS, Past, ToWrite
 from mmcache.controller.limits import ControllerLimits
 from mmcache.controller.sessions import DRIFT_BOUND
 from mmcache.controller.state.base import AuditRecord, Invalidation, StateFull, StateLost, StateStore
@@ -16,6 +16,7 @@ from mmcache.key import mm_digest
 _log = logging.getLogger(__name__)
 
 _PAGE: Final = 1000
+_TERMS: Final = "terms"
 _LONGEST_TOLD: Final = 256
 """Characters of an mm_hash that an audit record tells as it is."""
 
@@ -46,6 +47,7 @@ class Recorder:
             pending=[one.number for one in store.pending()],
             scopes=list(store.scopes().values()),
             remembered=self._remembered(),
+            terms=add_term(store, term),
             strangers_until=now + before_ms / 1000 * (1 + DRIFT_BOUND),
         )
         store.begin_term(term, limits.ttl_ms)
@@ -97,6 +99,13 @@ class Recorder:
     def _new_key(self, key: str) -> str | None:
         """None for one that an invalidation has which is too old for the core to remember."""
         return key if key and self._store.by_idempotency_key(key) is None else None
+
+
+def add_term(store: StateStore, term: int) -> list[tuple[int, int]]:
+    """Remember where a term begins; returns those before it as `Past` has them. One that never begins does no harm."""
+    terms = [(number, head) for number, head in store.setting(_TERMS) or ()]
+    store.set_setting(_TERMS, [[number, head] for number, head in (*terms[1 - MAX_TERMS :], (term, store.head))])
+    return terms
 
 
 def _audit(asked: Asked, number: int, at: float) -> AuditRecord:

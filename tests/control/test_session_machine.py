@@ -171,7 +171,7 @@ def test_hello_again_ends_a_session_and_the_next_hello_needs_a_new_connection() 
     now = session.next_deadline()
     assert now is not None
     assert session.tick(now) == [Connect()]
-    assert session.connected(now) == [Send(msgspec.structs.replace(HELLO, lineage="lineage"))]
+    assert session.connected(now) == [Send(msgspec.structs.replace(HELLO, lineage="lineage", term=1))]
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,10 @@ class Client:
         world.clients[peer] = self
         self.hello()
 
-    def hello(self, *, lineage: str = "", applied: int = 0, serves_stale: bool = False) -> ControllerMessage:
-        hello = Hello(PROTOCOL_VERSION, self.peer.decode(), "host", 1, lineage, applied, serves_stale)
+    def hello(
+        self, *, lineage: str = "", applied: int = 0, serves_stale: bool = False, term: int = TERM
+    ) -> ControllerMessage:
+        hello = Hello(PROTOCOL_VERSION, self.peer.decode(), "host", 1, lineage, applied, serves_stale, term)
         welcome = self.ask(hello)
         if isinstance(welcome, Welcome):
             self.session = welcome.session

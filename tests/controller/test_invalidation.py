@@ -22,8 +22,11 @@ from mmcache.control.messages import (
     Welcome,
 )
 from mmcache.controller import core
-from mmcache.controller.durable import Past
+from mmcache.controller.durable import MAX_TERMS, Past
+from mmcache.controller.recorder import add_term
+from mmcache.controller.server import volatile_store
 from mmcache.controller.sessions import DRIFT_BOUND
+from mmcache.controller.state.base import Invalidation
 from mmcache.selector import Selector
 
 TTL = 5.0
@@ -263,6 +266,36 @@ def test_a_client_that_is_ahead_shows_that_the_database_went_back(tells: str) ->
             client.apply(4)
     assert "older" in world.core.went_back
     assert isinstance(other.heartbeat(applied=3), Refused)
+
+
+@pytest.mark.parametrize(
+    ("term", "applied", "went_back"),
+    [(1, 2, False), (1, 3, True), (2, 4, False), (2, 5, True), (3, 1, True), (TERM, 4, False), (TERM, 5, True)],
+)
+def test_a_number_that_its_term_cannot_have_reached_shows_it_too(term: int, applied: int, went_back: bool) -> None:
+    """Though there is one of that number by now: what came after the older copy has numbers of what was lost."""
+    world = World(Past(LINEAGE, head=4, held=[(4, A)], terms=[(1, 0), (2, 2)]))
+    answer = world.client("c").hello(lineage=LINEAGE, applied=applied, term=term)
+    assert bool(world.core.went_back) is went_back
+    assert isinstance(answer, Refused if went_back else Welcome)
+
+
+def test_a_client_of_a_term_that_is_forgotten_gets_everything_anew() -> None:
+    terms = [(number, 4) for number in range(100, 100 + MAX_TERMS)]
+    world = World(Past(LINEAGE, head=4, held=[(4, A)], terms=terms))
+    answer = world.client("c").hello(lineage=LINEAGE, applied=3, term=99)
+    assert isinstance(answer, Welcome)
+    assert answer.after == 0
+
+
+def test_it_is_remembered_where_the_last_terms_began() -> None:
+    store = volatile_store()
+    for number in range(1, MAX_TERMS + 10):
+        before = add_term(store, number << 56)
+    assert [term >> 56 for term, _ in before] == list(range(9, MAX_TERMS + 9))
+    store.invalidate([Invalidation(number=1, selector=A, reason="", actor="a", at=0.0)])
+    add_term(store, 1)
+    assert add_term(store, 2)[-2:] == [(MAX_TERMS + 9 << 56, 0), (1, 1)]
 
 
 def test_a_number_from_the_future_is_refused() -> None:

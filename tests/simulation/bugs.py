@@ -44,10 +44,10 @@ def _strangers_are_forgotten() -> Replacement:
 def _fresh_from_the_answer_on() -> Replacement:
     real = client_session.Session._answered
 
-    def answered(self: client_session.Session, answer: HeartbeatAnswer, now: float) -> None:
+    def answered(self: client_session.Session, answer: HeartbeatAnswer, now: float) -> Any:
         if answer.number in self._unanswered:
             self._unanswered[answer.number] = now
-        real(self, answer, now)
+        return real(self, answer, now)
 
     return client_session.Session, "_answered", answered
 
@@ -125,9 +125,10 @@ def _acknowledged_before_it_counts() -> Replacement:
     """The client says that it has applied what it was told of, not what it has."""
     real = client_session.Session._answered
 
-    def answered(self: client_session.Session, answer: HeartbeatAnswer, now: float) -> None:
-        real(self, answer, now)
+    def answered(self: client_session.Session, answer: HeartbeatAnswer, now: float) -> Any:
+        effects = real(self, answer, now)
         self._replica.head = max(self._replica.head, answer.head)
+        return effects
 
     return client_session.Session, "_answered", answered
 

@@ -17,6 +17,7 @@ promised. Of the lineage that follows, everything is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -83,6 +84,10 @@ class Checker:
         self._on_complete = on_complete
         self._made: dict[str, dict[int, _Made]] = {}
         self._head: dict[str, int] = {}
+        self._copy_heads: dict[str, list[int]] = {}
+        """Of the older copies that were put in place, by lineage."""
+        self._copies_before: dict[int, int] = {}
+        """How many that were, by the term that came next."""
         self._promised: dict[str, int] = {}
         self._complete: dict[EmbeddingKey, list[_Complete]] = {key: [] for key in content}
         self._known_complete: set[tuple[str, int]] = set()
@@ -142,11 +147,20 @@ class Checker:
 
     def went_back(self, lineage: str, head: int) -> None:
         """An older copy of its database is in place."""
+        self._copy_heads.setdefault(lineage, []).append(head)
         self._promised[lineage] = min(head, self._promised.get(lineage, head))
         self._head[lineage] = head
         made = self._made.get(lineage, {})
         for number in [number for number in made if number > head]:
             del made[number]
+
+    def began(self, lineage: str, term: int) -> None:
+        """A term begins."""
+        self._copies_before[term] = len(self._copy_heads.setdefault(lineage, []))
+
+    def lasts(self, lineage: str, term: int) -> float:
+        """The number after which what that term has told of is lost, since older copies were put in place since."""
+        return min(self._copy_heads.get(lineage, [])[self._copies_before.get(term, 0) :], default=math.inf)
 
     def generation(self, lineage: str, key: EmbeddingKey) -> int:
         """The generation of a key by all that is durable."""

@@ -47,6 +47,7 @@ class Controller:
         world.say(
             "controller", f"starts: lineage {disk.lineage}, term {term % 1000}, head {past.head}, TTL {ttl_ms} ms"
         )
+        world.checker.began(disk.lineage, term)
         self._rest()
 
     def receive(self, peer: bytes, message: ClientMessage) -> None:
@@ -182,7 +183,9 @@ class Controller:
         head = self.core._invalidations.head
         match message:
             case Hello():
-                return message.lineage == self.core.lineage and message.applied > head
+                return message.lineage == self.core.lineage and message.applied > min(
+                    head, self._world.checker.lasts(message.lineage, message.term)
+                )
             case Heartbeat() | Applied():
                 return message.term == self.core.term and message.applied > head
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mmcache.controller.durable import Past, ToWrite
+from mmcache.controller.recorder import add_term
 from mmcache.controller.sessions import DRIFT_BOUND
 from mmcache.controller.state.base import Invalidation
 from mmcache.controller.state.memory import MemoryStateStore
@@ -41,6 +42,7 @@ class Disk:
                 for one in reversed(state.page(None, 1000))
                 if one.idempotency_key is not None
             ],
+            terms=add_term(state, term),
             strangers_until=None if known is None else now + known / 1000 * (1 + DRIFT_BOUND),
         )
         state.begin_term(term, ttl_ms)
