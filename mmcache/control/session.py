@@ -63,6 +63,8 @@ SHORTEST_TTL_S: Final = 0.05
 """A welcome with a shorter TTL would have us do nothing but heartbeats; it is not accepted."""
 BACKOFF_BASE_S: Final = 0.1
 BACKOFF_MOST_S: Final = 2.0
+BACKOFF_MOST_TTL: Final = 0.25
+"""Nor more than this part of the last session's TTL: a controller that comes back is to have its clients soon."""
 
 
 class SessionView(NamedTuple):
@@ -398,7 +400,8 @@ class Session:
         self.phase = Phase.BACKING_OFF
         self.trouble = trouble
         self._welcome = self._opened = None
-        pause = min(BACKOFF_MOST_S, BACKOFF_BASE_S * 2.0 ** min(self._failures, 10))
+        most = min(BACKOFF_MOST_S, self._ttl * BACKOFF_MOST_TTL) if self._ttl else BACKOFF_MOST_S
+        pause = min(most, BACKOFF_BASE_S * 2.0 ** min(self._failures, 10))
         self._failures += 1
         self._act_at = now + pause * self._random()
         self._count("control.lost" if was_open else "control.hello_failed", reason)

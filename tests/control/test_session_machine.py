@@ -215,6 +215,19 @@ def test_a_session_that_ends_before_its_first_answer_does_not_reset_the_pauses()
     assert pauses[0] < pauses[1] < pauses[2]
 
 
+def test_pauses_grow_no_longer_than_a_part_of_the_time_to_live_of_the_last_session() -> None:
+    session = greeting_session(100.0)
+    session.received(welcome(ttl_ms=1000), 100.0)
+    now = 100.0
+    for _ in range(8):
+        session.disconnected("x", "x", now)
+        due = session.next_deadline()
+        assert due is not None
+        pause, now = due - now, due
+        session.tick(now)
+    assert pause == pytest.approx(0.25)
+
+
 def test_pauses_are_jittered() -> None:
     session = Session(HELLO, random=lambda: 0.25)
     session.start(0.0)
