@@ -62,12 +62,13 @@ def answers(url: str) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    arguments = sys.argv[1:]
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser(description=__doc__, usage="%(prog)s [options] model [-- options of vllm serve]")
     parser.add_argument("model")
     parser.add_argument("--disaggregated", action="store_true", help="an encoder instance, and one that prefills")
     parser.add_argument("--port", type=int, default=8100, help="of the first engine; the second has the next")
-    parser.add_argument("rest", nargs="*", help="after --: for both engines")
-    given = parser.parse_args()
+    given, rest = parser.parse_args(arguments[:split]), arguments[split + 1 :]
     roles = ("ec_producer", "ec_consumer") if given.disaggregated else ("ec_both", "ec_both")
     children: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="mmcache-example-") as folder:
@@ -83,7 +84,7 @@ def main() -> None:
                     "ec_role": role,
                     "ec_connector_extra_config": {"config": str(config)},
                 }
-                command = [str(Path(sys.executable).with_name("vllm")), "serve", given.model, *given.rest]
+                command = [str(Path(sys.executable).with_name("vllm")), "serve", given.model, *rest]
                 command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "model"]
                 command += ["--ec-transfer-config", json.dumps(ec)]
                 children.append(subprocess.Popen(command, start_new_session=True))
