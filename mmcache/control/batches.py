@@ -47,12 +47,17 @@ class CommitBatch(NamedTuple):
 
 def key_batches(keys: Sequence[EmbeddingKey]) -> list[KeyBatch]:
     """Batches that together hold each of the keys once."""
+    return digest_batches([(key.scope, key.mm_digest) for key in keys])
+
+
+def digest_batches(keys: Sequence[tuple[Scope, bytes]]) -> list[KeyBatch]:
+    """The same for keys that are known by scope and digest."""
     return [
         KeyBatch(
-            [KeyGroup(scope, [keys[index].mm_digest for index in indices]) for scope, indices in runs],
+            [KeyGroup(scope, [keys[index][1] for index in indices]) for scope, indices in runs],
             [index for _, indices in runs for index in indices],
         )
-        for runs in _cut([key.scope for key in keys])
+        for runs in _cut([scope for scope, _ in keys])
     ]
 
 

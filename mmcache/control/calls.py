@@ -79,7 +79,7 @@ class Acquisition(Call[Answer]):
         self.lineage = ""
         """Of the controller that answers: the generations in its answers are of this one."""
         self.lost = False
-        """Whether the session ended meanwhile, and with it all waits and claims."""
+        """Whether the session ended meanwhile, and with it all waits. Claims are asked for again in the next one."""
         self.wait_until = time.monotonic() + wait_s
         self.renew_for_s = renew_for_s
         self._check = check

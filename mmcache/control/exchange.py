@@ -1,5 +1,8 @@
 """Requests, waits and claims of one session: who asked what, who still waits, and what ends when the session does.
 
+Requests and waits end. What is being computed is claimed again in the next session, at once, so that whoever asks for it
+meanwhile waits for it, as before.
+
 Everything here belongs to the channel's thread. It does no I/O but `send`, which never blocks; times are seconds of
 `time.monotonic()`. What nobody wants any more is given back at once, so that no other client waits for it.
 """
@@ -13,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from mmcache.control.batches import CommitBatch, KeyBatch
+from mmcache.control.batches import CommitBatch, KeyBatch, digest_batches
 from mmcache.control.calls import Acquisition, Call
-from mmcache.control.claims import HeldClaims
+from mmcache.control.claims import HeldClaims, Subject
 from mmcache.control.messages import (
     MAX_BATCH,
     Abort,
@@ -37,6 +40,7 @@ from mmcache.control.messages import (
     Inspect,
     Invalidate,
     Invalidated,
+    KeyGroup,
     Leave,
     Lookup,
     Missing,
@@ -49,6 +53,7 @@ from mmcache.control.messages import (
     Resolved,
     Waiting,
 )
+from mmcache.key import Scope
 from mmcache.selector import Selector
 
 if TYPE_CHECKING:
@@ -67,18 +72,28 @@ _Answer = Acquired | Committed | Found | Figures | Renewed | Invalidated | Progr
 
 
 class _Request(NamedTuple):
-    """A request without an answer yet; results go to `call`, at `indices`. Renewals have no call."""
+    """A request without an answer yet; results go to `call`, at `indices`. Renewals have no call.
+
+    An acquire without a call is for claims of an earlier session, and `indices` are their numbers. `groups` are what an
+    acquire is for.
+    """
 
     answer: type[_Answer]
     call: Call[Any] | None
     indices: Sequence[int]
+    groups: Sequence[KeyGroup]
 
 
 class _Wait(NamedTuple):
-    """An answered acquire of which some keys still wait: the index of each by its position in the request."""
+    """An answered acquire of which some keys still wait: the index of each by its position in the request.
 
-    acquisition: Acquisition
+    Without an acquisition it is for claims of an earlier session, as in `_Request`.
+    """
+
+    acquisition: Acquisition | None
     index_at: dict[int, int]
+    groups: Sequence[KeyGroup]
+    until: float
 
 
 class Exchange:
@@ -102,22 +117,29 @@ class Exchange:
     # The session's coming and going
 
     def begin(self, view: SessionView) -> None:
-        """There is a session."""
+        """There is a session: before anything else, claim again what is being computed."""
         self._session = view.term, view.session
         self._lineage = view.lineage
+        self._claim_again(time.monotonic())
 
     def lost(self, reason: str) -> None:
-        """The session is over: everyone who waits is told at once, and all claims are gone."""
+        """The session is over: everyone who waits is told at once."""
         self._session = None
         for request in self._requests.values():
             if request.call is not None:
                 request.call.fail(f"the session with the controller was lost ({reason})")
         for wait in self._waits.values():
-            wait.acquisition.end()
-        for claim in self._claims.clear():
+            if wait.acquisition is not None:
+                wait.acquisition.end()
+        for claim in self._claims.session_lost():
             claim.owner.end()
         self._requests.clear()
         self._waits.clear()
+
+    def close(self) -> None:
+        """There will be no other session."""
+        self.lost("closed")
+        self._claims.clear()
 
     # What callers ask; each runs on the channel's thread
 
@@ -128,7 +150,7 @@ class Exchange:
         acquisition.lineage = self._lineage
         wait_ms = int(min(_DAY_MS, max(0.0, acquisition.wait_until - time.monotonic()) * 1000))
         for groups, indices in batches:
-            term, session, number = self._open(Acquired, acquisition, indices)
+            term, session, number = self._open(Acquired, acquisition, indices, groups)
             self._send(Acquire(term, session, number, wait_ms, groups))
 
     def lookup(self, call: Call[Hit | None], batches: Sequence[KeyBatch]) -> None:
@@ -218,9 +240,10 @@ class Exchange:
         elif isinstance(message, Figures | Invalidated | Progress):
             if request.call is not None:
                 request.call.deliver(request.indices, [message])
-        elif request.call is not None and len(message.results) != len(request.indices):
+        elif len(message.results) != len(request.indices):
             self._count("control.unasked")
-            request.call.fail("the controller's answer has another length than the question")
+            if request.call is not None:
+                request.call.fail("the controller's answer has another length than the question")
             if isinstance(message, Acquired):
                 self._unwanted(answer for answer in message.results if isinstance(answer, Granted))
         elif isinstance(message, Acquired):
@@ -241,16 +264,26 @@ class Exchange:
 
     def _acquired(self, message: Acquired, request: _Request, now: float) -> None:
         acquisition = request.call
-        if not isinstance(acquisition, Acquisition):
+        if not isinstance(acquisition, Acquisition | None):
             raise TypeError("an acquire was sent for what is no acquisition")
-        answers: list[Answer] = []
-        index_at: dict[int, int] = {}
-        for position, (index, answer) in enumerate(zip(request.indices, message.results, strict=True)):
-            if isinstance(answer, Waiting):
-                index_at[position] = index
-            answers.append(self._hold(answer, acquisition, now) if isinstance(answer, Granted) else answer)
+        results = message.results
+        index_at = {
+            position: index for position, index in enumerate(request.indices) if isinstance(results[position], Waiting)
+        }
         if index_at:
-            self._waits[message.request] = _Wait(acquisition, index_at)
+            until = acquisition.wait_until if acquisition is not None else now + _DAY_MS / 1000
+            self._waits[message.request] = _Wait(acquisition, index_at, request.groups, until)
+        if acquisition is None:
+            for position, number in enumerate(request.indices):
+                if not isinstance(answer := results[position], Waiting):
+                    self._claimed_again(number, answer, now)
+            return
+        answers: list[Answer] = [
+            self._hold(answer, acquisition, _key_at(request.groups, position), now)
+            if isinstance(answer, Granted)
+            else answer
+            for position, answer in enumerate(results)
+        ]
         acquisition.deliver(request.indices, answers)
 
     def _resolved(self, message: Resolved, now: float) -> None:
@@ -261,17 +294,43 @@ class Exchange:
             if wait is None or position not in wait.index_at:
                 if isinstance(result, Granted):
                     unwanted.append(result)
+            elif wait.acquisition is None:
+                self._claimed_again(wait.index_at.pop(position), result, now)
             elif not isinstance(result, Granted):
                 resolved.append((wait.index_at.pop(position), result))
-            elif now < wait.acquisition.wait_until:
-                resolved.append((wait.index_at.pop(position), self._hold(result, wait.acquisition, now)))
+            elif now < wait.until:
+                held = self._hold(result, wait.acquisition, _key_at(wait.groups, position), now)
+                resolved.append((wait.index_at.pop(position), held))
             else:  # its caller computes for itself by now
                 unwanted.append(result)
         if wait is not None:
             if not wait.index_at:
                 del self._waits[message.request]
-            wait.acquisition.resolve(resolved)
+            if wait.acquisition is not None:
+                wait.acquisition.resolve(resolved)
         self._unwanted(unwanted)
+
+    def _claim_again(self, now: float) -> None:
+        """Ask for what earlier sessions were granted; and stand in line where another has it, perhaps such a session.
+
+        No caller waits for the answers. They decide under which tokens claims go on, and whether at all.
+        """
+        before = len(self._claims)
+        held = self._claims.to_claim_again(self._lineage, now)
+        self._count("control.claim_lost", before - len(self._claims))
+        numbers, claims = list(held), list(held.values())
+        for groups, indices in digest_batches([(claim.subject.scope, claim.subject.digest) for claim in claims]):
+            wait_ms = int(min(_DAY_MS, 1000 * max(claims[index].renew_until - now for index in indices)))
+            opened = self._open(Acquired, None, [numbers[index] for index in indices], groups)
+            self._send(Acquire(*opened, wait_ms, groups))
+
+    def _claimed_again(self, number: int, answer: Answer, now: float) -> None:
+        if not isinstance(answer, Granted):  # it is published here without a claim, if nobody was faster
+            self._count("control.claim_lost")
+        elif self._claims.regain(number, answer.token, answer.generation, claim_s=answer.claim_ms / 1000, now=now):
+            self._count("control.claim_kept")
+        else:
+            self._unwanted([answer])
 
     def _accepts(self, call: Call[Any], messages: int, *, claims: int = 0, lineage: str | None = None) -> bool:
         """Whether a call can be sent; else it fails here and now."""
@@ -291,7 +350,7 @@ class Exchange:
             return False
         if len(self._requests) + len(self._waits) + messages > MAX_REQUESTS:
             now = time.monotonic()  # waits that are over at the controller, of callers who have not left yet
-            for number in [number for number, wait in self._waits.items() if wait.acquisition.wait_until <= now]:
+            for number in [number for number, wait in self._waits.items() if wait.until <= now]:
                 del self._waits[number]
         return len(self._requests) + len(self._waits) + messages <= MAX_REQUESTS
 
@@ -300,21 +359,23 @@ class Exchange:
         answer: type[_Answer],
         call: Call[Any] | None,
         indices: Sequence[int],
+        groups: Sequence[KeyGroup] = (),
     ) -> tuple[int, int, int]:
         """A new request: term, session and its number."""
         if self._session is None:
             raise RuntimeError("a request without a session")
         self._last_request += 1
-        self._requests[self._last_request] = _Request(answer, call, indices)
+        self._requests[self._last_request] = _Request(answer, call, indices, groups)
         if call is not None:
             call.requests.append(self._last_request)
         return *self._session, self._last_request
 
-    def _hold(self, granted: Granted, acquisition: Acquisition, now: float) -> Granted:
+    def _hold(self, granted: Granted, acquisition: Acquisition, key: tuple[Scope, bytes], now: float) -> Granted:
         """Hold a claim; returns it with our number for it, as callers see it."""
         number = self._claims.hold(
             granted.token,
             acquisition,
+            Subject(*key, granted.generation, self._lineage),
             claim_s=granted.claim_ms / 1000,
             renew_until=now + acquisition.renew_for_s,
             now=now,
@@ -340,3 +401,12 @@ class Exchange:
     def _count(self, name: str, n: int = 1) -> None:
         if self._counters is not None and n:
             self._counters.add(name, n)
+
+
+def _key_at(groups: Sequence[KeyGroup], position: int) -> tuple[Scope, bytes]:
+    """The scope and digest at a position of a request."""
+    for scope, digests in ((group.scope, group.digests) for group in groups):
+        if position < len(digests):
+            return scope, digests[position]
+        position -= len(digests)
+    raise IndexError("the request has no such position")

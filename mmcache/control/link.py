@@ -323,7 +323,7 @@ class Link:
     def _end(self) -> None:
         self.connected = False
         self._show(None)
-        self.exchange.lost("closed")
+        self.exchange.close()
         self._perform(self._session.close())
         self._disconnect(linger_ms=GOODBYE_LINGER_MS)
         with self._state:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ import torch
 from cluster import wait_until
 from serving import Serving, key_of
 
-from mmcache import MMCache, Selector
+from mmcache import AsyncMMCache, Embedding, MMCache, Selector
 
 TTL = 2.0
 LONG = 30.0
@@ -100,6 +103,69 @@ def test_it_refuses_to_serve_when_its_database_has_gone_back(durable: Serving) -
     durable.controller.start()
     assert durable.controller.process.wait(LONG) != 0
     assert "older than it was" in durable.controller.log.read_text()
+
+
+def figure(cache: MMCache, name: str) -> int:
+    return cache._channel.inspect(deadline=time.monotonic() + LONG).get(name, 0)
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_what_is_computed_meanwhile_is_computed_once(durable: Serving, kind: str) -> None:
+    """The encoder claims it again in its next session; who asks afterwards waits for it, and gets it."""
+    encoder, other = durable.connect(), durable.connect(wait_timeout=LONG)
+    computing, finish = threading.Event(), threading.Event()
+    key = key_of(f"computed-{kind}")
+
+    def encode() -> torch.Tensor:
+        computing.set()
+        assert finish.wait(LONG)
+        return torch.full((8,), 1.0)
+
+    async def compute_in_a_loop() -> Embedding:
+        async with AsyncMMCache(encoder) as cache:
+            return await cache.get_or_compute(key, lambda: asyncio.to_thread(encode))
+
+    def compute() -> Embedding:
+        return encoder.get_or_compute(key, encode) if kind == "threads" else asyncio.run(compute_in_a_loop())
+
+    def must_not_encode() -> torch.Tensor:
+        raise AssertionError("it was computed twice")
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(compute)
+        assert computing.wait(LONG)
+        restart(durable)
+        wait_until(lambda: encoder.stats().get("control.claim_kept") == 1, timeout=LONG, what="the claim")
+        wait_connected(other)
+        second = threads.submit(other.get_or_compute, key, must_not_encode)
+        wait_until(lambda: other.stats().get("wait") == 1, timeout=LONG, what="the other one's wait")
+        finish.set()
+        assert first.result(LONG).source == "computed"
+        assert second.result(LONG).source == "store"
+    assert encoder.stats()["put.stored"] == 1
+    assert other.stats().get("computed", 0) == 0
+    assert [figure(other, name) for name in ("claims", "waiters", "acquire.granted")] == [0, 0, 1]
+
+
+def test_who_computes_is_claimed_for_even_where_the_controller_lives_and_only_the_session_ends(
+    durable: Serving,
+) -> None:
+    """A process that is stopped for longer than its session lives, and goes on."""
+    worker = durable.start_worker("compute_all", keys=1, seed=0, batch=1, stall_after=0)
+    assert worker.read()["ready"]
+    worker.go()
+    assert worker.read()["stalled"]
+    other = durable.connect(wait_timeout=LONG)
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    wait_until(lambda: figure(other, "session.expired") == 1, timeout=LONG, what="the end of its session")
+    os.kill(worker.process.pid, signal.SIGCONT)
+    wait_until(lambda: figure(other, "claims") == 1, timeout=LONG, what="the claim")
+    with ThreadPoolExecutor(1) as threads:
+        second = threads.submit(other.get_or_compute, key_of(0), lambda: torch.zeros(1))
+        wait_until(lambda: other.stats().get("wait") == 1, timeout=LONG, what="the other one's wait")
+        worker.go()
+        assert worker.finish()["computed"] == [0]
+        assert second.result(LONG).source == "store"
 
 
 def test_what_another_lineage_answers_is_named_in_that_one(fresh_serving: Serving) -> None:

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from scripted_controller import ScriptedController, Stage, key, soon
+from scripted_controller import LINEAGE, ScriptedController, Stage, key, soon
 
 from mmcache.control.channel import Acquisition, CommitEntry
 from mmcache.control.messages import (
@@ -23,6 +23,7 @@ from mmcache.control.messages import (
     Refused,
     Renew,
     Renewed,
+    Report,
     Resolved,
     Unclaimed,
     Waiting,
@@ -222,7 +223,7 @@ def test_claims_that_were_pushed_are_renewed_too(staged: Stage) -> None:
     assert staged.controller.expect(Renew).tokens == [5]
 
 
-def test_a_lost_session_wakes_all_who_wait_and_forgets_their_claims(staged: Stage) -> None:
+def test_a_lost_session_wakes_all_who_wait(staged: Stage) -> None:
     waiter, _ = acquire(staged, Waiting())
     holder, _ = acquire(staged, granted(5))
     waiting = [staged.call(waiter.resolutions, soon()) for _ in range(2)]
@@ -239,9 +240,89 @@ def test_a_lost_session_wakes_all_who_wait_and_forgets_their_claims(staged: Stag
             call.result()
     staged.controller.welcome()
     assert staged.channel.wait_fresh(20.0) is not None
+    staged.controller.expect_acquire()
     waiter.leave()
     staged.channel.abort([holder.answers[0].token], AbortReason.FAILED)
     assert nothing_is_sent(staged.controller), "something of the old session was said in the new one"
+
+
+def lose_session(staged: Stage, *, lineage: str = LINEAGE) -> None:
+    staged.controller.send(HelloAgain("restarted"))
+    staged.controller.welcome(lineage=lineage)
+    assert staged.channel.wait_fresh(20.0) is not None
+
+
+def test_what_is_computed_is_claimed_again_first_of_all_and_goes_on_under_its_new_token(staged: Stage) -> None:
+    holder, _ = acquire(staged, granted(5), HIT, granted(6), renew_for_s=60.0)
+    lose_session(staged)
+    again = staged.controller.expect_acquire()
+    assert [group.digests for group in again.groups] == [[key("hash0").mm_digest, key("hash2").mm_digest]]
+    assert 50_000 < again.wait_ms <= 60_000
+    staged.controller.answer(Acquired, again.request, [granted(1, 300), granted(2, 300)])
+    renew = staged.controller.expect(Renew)
+    assert renew.tokens == [1, 2]
+    staged.controller.answer(Renewed, renew.request, LONG_MS, [])
+    first, second = holder.answers[0].token, holder.answers[2].token
+    staged.channel.abort([second], AbortReason.FAILED)
+    while isinstance(message := staged.controller.receive(), Renew):
+        pass
+    assert isinstance(message, Abort)
+    assert message.tokens == [2]
+    committing = staged.call(staged.channel.commit, [CommitEntry(key("hash0"), 0, first, 1, 1.0, b"")], deadline=soon())
+    while isinstance(message := staged.controller.receive(), Renew):
+        pass
+    assert isinstance(message, Commit)
+    assert message.groups[0].entries[0].token == 1
+    staged.controller.answer(Committed, message.request, [CommitStatus.STORED])
+    committing.result()
+    assert staged.counters.snapshot()["control.claim_kept"] == 2
+
+
+def test_what_another_computes_meanwhile_is_ours_again_when_that_gives_it_up(staged: Stage) -> None:
+    holder, _ = acquire(staged, granted(5), granted(6), granted(7))
+    lose_session(staged)
+    again = staged.controller.expect_acquire()
+    staged.controller.answer(Acquired, again.request, [Waiting(), Unclaimed("held"), HIT])
+    staged.controller.answer(Resolved, again.request, [(0, granted(1))])
+    wait_until_applied(staged)
+    staged.channel.abort([answer.token for answer in holder.answers], AbortReason.FAILED)
+    assert staged.controller.expect_abort().tokens == [1]
+    assert nothing_is_sent(staged.controller)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_nobody_computes_any_more_or_is_outdated_is_given_back(staged: Stage, *, ended: bool) -> None:
+    holder, _ = acquire(staged, granted(5))
+    lose_session(staged)
+    again = staged.controller.expect_acquire()
+    if ended:
+        staged.channel.abort([holder.answers[0].token], AbortReason.FAILED)
+        staged.channel.report([(key("hash0"), 1)])
+        staged.controller.expect(Report)
+    staged.controller.answer(Acquired, again.request, [Granted(0 if ended else 3, 1, LONG_MS)])
+    abort = staged.controller.expect_abort()
+    assert (abort.reason, abort.tokens) == (AbortReason.UNWANTED, [1])
+
+
+def test_in_another_lineage_nothing_is_claimed_again(staged: Stage) -> None:
+    holder, _ = acquire(staged, granted(5))
+    lose_session(staged, lineage="another")
+    assert nothing_is_sent(staged.controller)
+    staged.channel.abort([holder.answers[0].token], AbortReason.FAILED)
+    assert nothing_is_sent(staged.controller)
+
+
+def test_what_is_claimed_again_and_answered_with_nonsense_is_given_back(staged: Stage) -> None:
+    acquire(staged, granted(5))
+    lose_session(staged)
+    again = staged.controller.expect_acquire()
+    staged.controller.answer(Acquired, again.request, [granted(1), granted(2)])
+    assert staged.controller.expect_abort().tokens == [1, 2]
+    lose_session(staged)
+    again = staged.controller.expect_acquire()
+    staged.controller.send(Refused(again.request, "no"))
+    lose_session(staged)
+    staged.controller.expect_acquire()
 
 
 def test_resolutions_that_came_before_the_loss_are_not_lost(staged: Stage) -> None:

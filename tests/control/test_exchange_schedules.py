@@ -1,7 +1,8 @@
 """Exchanges of several clients against the controller's own core, under any schedule of messages in flight.
 
 Whatever happens: a claim that the controller counts has an owner here or a message on the way that ends it, and when
-everyone has gone, nothing is left behind on either side.
+everyone has gone, nothing is left behind on either side. What is computed while a controller restarts is claimed by whoever
+computes it before anybody else can claim it.
 """
 
 from __future__ import annotations
@@ -99,13 +100,20 @@ class AnySchedule(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.now = 1000.0
-        self.core = ControllerCore(
-            ControllerLimits(ttl_ms=HOUR_MS, claim_ms=HOUR_MS),
-            term=1,
-            past=Past("a"),
-            random_session=itertools.count(1).__next__,
-        )
+        self.terms = itertools.count(1)
+        self.sessions = itertools.count(1)
+        self.core = self.a_term()
+        self.lingering: list[bytes] = []
+        """Connections that broke, which the controller does not know."""
         self.clients = [Client(self.core, lambda: self.now) for _ in range(3)]
+
+    def a_term(self) -> ControllerCore:
+        return ControllerCore(
+            ControllerLimits(ttl_ms=HOUR_MS, claim_ms=HOUR_MS),
+            term=next(self.terms),
+            past=Past("a"),
+            random_session=self.sessions.__next__,
+        )
 
     def route(self, effects: list[tuple[bytes, ControllerMessage]]) -> None:
         by_peer = {client.peer: client for client in self.clients}
@@ -184,6 +192,35 @@ class AnySchedule(RuleBasedStateMachine):
         self.route(self.core.unreachable(old, self.now))
         client.connect()
 
+    @rule(who=st.integers(0, 2))
+    def a_connection_breaks_and_the_controller_does_not_know(self, who: int) -> None:
+        client = self.clients[who]
+        self.lingering.append(client.peer)
+        client.lose_session()
+        client.connect()
+
+    @rule(order=st.permutations(range(3)))
+    def the_controller_restarts(self, order: list[int]) -> None:
+        """What was computed when it ended is claimed by who computes it, as soon as each client was heard of."""
+        computing: dict[bytes, list[Client]] = {}
+        for client in self.clients:
+            for claim in client.exchange._claims._claims.values():
+                computing.setdefault(claim.subject.scope.digest + claim.subject.digest, []).append(client)
+            client.lose_session()
+        self.core = self.a_term()
+        self.lingering.clear()
+        for who in order:
+            self.clients[who].core = self.core
+            self.clients[who].connect()
+            self.controller_reads(who, 4)
+        for name, clients in computing.items():
+            sessions = [self.core._sessions.at(client.peer) for client in clients]
+            token = self.core._claims.token_of(name)
+            assert token is not None
+            assert any(
+                session and self.core._claims._by_token[token].party.session == session.number for session in sessions
+            )
+
     @invariant()
     def every_claim_has_an_owner_or_an_end_on_the_way(self) -> None:
         """At most one message away: granted and unread here, held here, or ended by a message unread there."""
@@ -210,6 +247,8 @@ class AnySchedule(RuleBasedStateMachine):
         for client in self.clients:
             for asker in list(client.askers):
                 self.give_up(asker)
+        for peer in self.lingering:
+            self.route(self.core.unreachable(peer, self.now))
         while any(client.up or client.down for client in self.clients):
             for who in range(3):
                 self.controller_reads(who, 4)

@@ -179,7 +179,7 @@ class Client:
     def leave(self) -> None:
         """It ends as it should: nobody takes it for fresh any more when it says goodbye."""
         self.callers.alive = False
-        self.exchange.lost("closed")
+        self.exchange.close()
         self._perform(self.session.close())
         self.die()
 
