@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from mmcache.key import EmbeddingKey, check_field, check_mm_hash
+from mmcache.key import EmbeddingKey, Scope, check_field, check_mm_hash
 
 
 class Selector(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, forbid_unknown_fields=True):
@@ -36,7 +36,12 @@ class Selector(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, forbi
     @classmethod
     def exactly(cls, key: EmbeddingKey) -> Selector:
         """Matches this key and no other."""
-        return cls(**{name: getattr(key, name) for name in cls.__struct_fields__})
+        return cls.of(key.scope, key.mm_hash)
+
+    @classmethod
+    def of(cls, scope: Scope, mm_hash: str) -> Selector:
+        """Matches the one key that has this scope and mm_hash."""
+        return cls(**{name: getattr(scope, name) for name in scope.__struct_fields__}, mm_hash=mm_hash)
 
     def fields(self) -> dict[str, str | None]:
         """The fields that are given."""

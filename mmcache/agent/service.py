@@ -26,7 +26,7 @@ from mmcache.client.names import NamedKey
 from mmcache.client.reads import ABSENT, UNPUBLISHED
 from mmcache.client.results import Embedding
 from mmcache.control.channel import Acquisition
-from mmcache.control.messages import CLAIMED, AbortReason, Granted, Hit, Unclaimed, Waiting
+from mmcache.control.messages import CLAIMED, INVALIDATED, AbortReason, Granted, Hit, Unclaimed, Waiting
 from mmcache.errors import ControllerUnavailable, DeadlineExceeded, InvalidEntry, LifecycleError
 from mmcache.key import EmbeddingKey
 from mmcache.memory.host import copy_into, dtype_of
@@ -228,12 +228,13 @@ class Service:
             return
         acquired = _Acquired(acquisition, some, tries - 1)
         try:
-            hits, waiting = self._answer(acquired, list(enumerate(acquisition.answers)))
+            hits, waiting, again = self._answer(acquired, list(enumerate(acquisition.answers)))
             if waiting:
                 self._wait(acquired, waiting)
             else:
                 acquisition.leave()
             self._read_hits(acquired, hits)
+            self._ask_again(acquired, again, "unclaimed")
         except BaseException:
             acquisition.leave()
             self._give_back(some, acquisition.answers)
@@ -241,10 +242,11 @@ class Service:
 
     def _answer(
         self, acquired: _Acquired, answers: Sequence[tuple[int, Hit | Granted | Waiting | Unclaimed]]
-    ) -> tuple[list[tuple[Wanted, Hit]], list[int]]:
-        """Tell the engine what it can be told at once; returns what can be read, and which wait."""
+    ) -> tuple[list[tuple[Wanted, Hit]], list[int], list[Wanted]]:
+        """Tell the engine what it can be told at once; returns what can be read, which wait, and what to ask again."""
         hits: list[tuple[Wanted, Hit]] = []
         waiting: list[int] = []
+        again: list[Wanted] = []
         for position, answer in answers:
             wanted = acquired.wanted[position]
             match answer:
@@ -254,10 +256,12 @@ class Service:
                     hits.append((wanted, answer))
                 case Waiting():
                     waiting.append(position)
+                case Unclaimed() if answer.reason == INVALIDATED:
+                    again.append(wanted)
                 case Unclaimed():
                     self._counters.add("unclaimed")
                     self._miss(wanted, "wait_failed" if answer.reason == CLAIMED else "unclaimed")
-        return hits, waiting
+        return hits, waiting, again
 
     def _granted(self, wanted: Wanted, answer: Granted, lineage: str) -> None:
         if not wanted.item.claim:
@@ -280,10 +284,13 @@ class Service:
             undelivered.append(wanted)
             self._counters.add("undelivered")
             self._channel.report([(wanted.item.key, promised[id(wanted)].revision)])
+        self._ask_again(acquired, undelivered, "undelivered")
+
+    def _ask_again(self, acquired: _Acquired, some: list[Wanted], reason: str) -> None:
         if acquired.tries > 0:
-            self._acquire(undelivered, acquired.tries)
+            self._acquire(some, acquired.tries)
         else:
-            self._miss_all(undelivered, "undelivered")
+            self._miss_all(some, reason)
 
     # On waiters' threads
 
@@ -330,11 +337,12 @@ class Service:
             for position, _ in resolved:
                 self._table.wait_no_more(wanted[position])
             try:
-                hits, _ = self._answer(acquired, resolved)
+                hits, _, again = self._answer(acquired, resolved)
             except BaseException:
                 self._give_back(wanted, [answer for _, answer in resolved])
                 raise
             self._read_hits(acquired, hits)
+            self._ask_again(acquired, again, "unclaimed")
 
     # Endings
 

@@ -16,11 +16,21 @@ from mmcache.client.names import NamedKey
 from mmcache.client.publish import Encoded, Publication, Publisher
 from mmcache.client.reads import UNPUBLISHED, Reader
 from mmcache.client.results import Embedding, PutResult
-from mmcache.control.channel import Acquisition, ControlChannel
-from mmcache.control.messages import CLAIMED, INVALIDATED, AbortReason, Granted, Hit, Unclaimed, Waiting
+from mmcache.control.channel import AbandonEntry, Acquisition, ControlChannel
+from mmcache.control.messages import (
+    CLAIMED,
+    INVALIDATED,
+    AbandonReason,
+    AbortReason,
+    Granted,
+    Hit,
+    Unclaimed,
+    Waiting,
+)
 from mmcache.errors import ControllerUnavailable, DeadlineExceeded, InvalidEntry, LifecycleError
 from mmcache.key import EmbeddingKey
 from mmcache.metrics import Counters
+from mmcache.store.base import Outcome
 
 ComputeMany = Callable[[Sequence[EmbeddingKey]], Sequence[Encoded]]
 
@@ -240,14 +250,21 @@ class Computation:
 
 
 def settle_claims(channel: ControlChannel, publications: Sequence[Publication], results: Sequence[PutResult]) -> None:
-    """A commit ended its claim; the claims of what was dropped are given up for the reason that it was dropped."""
+    """A commit ended its claim; the claims of what was dropped are given up for the reason that it was dropped.
+
+    A name that another writer holds, though the claim on it is ours, is abandoned: that writer must be dead.
+    """
     for publication, result in zip(publications, results, strict=True):
-        if publication.token and not result.readable:
-            channel.abort([publication.token], abort_reason(result.reason))
+        target, token = publication.target, publication.token
+        if token and result.reason == Outcome.IN_PROGRESS.value:
+            held = AbandonEntry(target.key, target.generation, token, AbandonReason.HELD)
+            channel.abandon([held], lineage=target.lineage)
+        elif token and not result.readable:
+            channel.abort([token], abort_reason(result.reason))
 
 
 def abort_reason(drop: str) -> AbortReason:
     """What a dropped publication means for those who wait for it."""
     if drop in _UNPUBLISHABLE:
         return AbortReason.NO_ROOM
-    return AbortReason.HELD if drop in ("in_progress", "damaged") else AbortReason.FAILED
+    return AbortReason.HELD if drop == "damaged" else AbortReason.FAILED

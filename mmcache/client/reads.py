@@ -20,7 +20,8 @@ from mmcache.client.local import Expectation, ExpectedSizes, LocalEntry
 from mmcache.client.names import NamedKey, Names
 from mmcache.client.results import Embedding
 from mmcache.client.transfers import Arrival, Transfer, Transfers
-from mmcache.control.channel import ControlChannel
+from mmcache.control.channel import AbandonEntry, ControlChannel
+from mmcache.control.messages import AbandonReason
 from mmcache.control.replica import Replica
 from mmcache.entry import EntryHeader
 from mmcache.errors import (
@@ -387,8 +388,11 @@ class Reader:
         return []
 
     def _refuse(self, item: NamedKey, error: CorruptEntry, batch: ReadBatch) -> None:
-        """What fails verification is never seen, and remembered: a put would not replace it."""
+        """What fails verification is never seen. Its name is abandoned, and remembered: a put would not replace it."""
         batch.missing[item.name] = error.reason
+        if error.reason != "version":  # to those who know that format it may be sound
+            corrupt = AbandonEntry(item.key, item.generation, 0, AbandonReason.CORRUPT)
+            self._channel.abandon([corrupt], lineage=item.lineage)
         self.damaged[item.name] = None
         if len(self.damaged) > MAX_DAMAGED:
             self.damaged.popitem(last=False)

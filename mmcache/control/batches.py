@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from mmcache.control.messages import CommitGroup, Commitment, KeyGroup, Missing
+from mmcache.control.messages import Abandoned, AbandonReason, CommitGroup, Commitment, KeyGroup, Missing
 from mmcache.key import EmbeddingKey, Scope
 
 KEYS_PER_MESSAGE: Final = 128
@@ -29,6 +29,15 @@ class CommitEntry(NamedTuple):
     """What it took to compute."""
     info: bytes
     """`mmcache.entry.encode_info` of it."""
+
+
+class AbandonEntry(NamedTuple):
+    """A key whose name at a generation is of no use; `token`, as `Granted` gave it, or 0: the claim that this ends."""
+
+    key: EmbeddingKey
+    generation: int
+    token: int
+    reason: AbandonReason
 
 
 class KeyBatch(NamedTuple):
@@ -76,6 +85,14 @@ def missing_batches(entries: Sequence[tuple[EmbeddingKey, int]]) -> list[list[Mi
     """Reports, each batch for one message."""
     missing = [Missing(key.scope, key.mm_digest, revision) for key, revision in entries]
     return [missing[start : start + KEYS_PER_MESSAGE] for start in range(0, len(missing), KEYS_PER_MESSAGE)]
+
+
+def abandoned_batches(entries: Sequence[AbandonEntry]) -> list[list[Abandoned]]:
+    """What to abandon, each batch for one message, with the caller's tokens."""
+    abandoned = [
+        Abandoned(entry.key.scope, entry.key.mm_hash, entry.generation, entry.token, entry.reason) for entry in entries
+    ]
+    return [abandoned[start : start + KEYS_PER_MESSAGE] for start in range(0, len(abandoned), KEYS_PER_MESSAGE)]
 
 
 def _cut(scopes: Sequence[Scope]) -> list[list[tuple[Scope, list[int]]]]:

@@ -15,7 +15,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from mmcache.control.batches import CommitEntry, commit_batches, key_batches, missing_batches
+from mmcache.control.batches import (
+    AbandonEntry,
+    CommitEntry,
+    abandoned_batches,
+    commit_batches,
+    key_batches,
+    missing_batches,
+)
 from mmcache.control.calls import Acquisition, Call
 from mmcache.control.exchange import MAX_REQUESTS
 from mmcache.control.link import Link
@@ -37,7 +44,7 @@ from mmcache.selector import Selector
 if TYPE_CHECKING:
     from mmcache.metrics import Counters
 
-__all__ = ["Acquisition", "CommitEntry", "ControlChannel", "SessionView"]
+__all__ = ["AbandonEntry", "Acquisition", "CommitEntry", "ControlChannel", "SessionView"]
 
 CLOSE_PATIENCE_S: Final = 2.0
 
@@ -209,6 +216,13 @@ class ControlChannel:
         """
         if self._link.backlog < MAX_REQUESTS:
             self._tell(functools.partial(self._link.exchange.report, missing_batches(entries)))
+
+    def abandon(self, entries: Sequence[AbandonEntry], *, lineage: str) -> None:
+        """Tell of names in the store that are of no use, for their keys to be named anew; ends the claims on them.
+
+        Does not wait. The controller bounds how many it invalidates for this, and one of another `lineage` none.
+        """
+        self._tell(functools.partial(self._link.exchange.abandon, abandoned_batches(entries), lineage))
 
     def _ask(self, call: Call[_Result], command: Callable[[], None], deadline: float) -> list[_Result]:
         self._check()

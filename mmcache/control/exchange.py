@@ -1,7 +1,7 @@
 """Requests, waits and claims of one session: who asked what, who still waits, and what ends when the session does.
 
-Requests and waits end. What is being computed is claimed again in the next session, at once, so that whoever asks for it
-meanwhile waits for it, as before.
+Requests and waits end. What is being computed is claimed again in the next session, at once, so that whoever asks for
+it meanwhile waits for it, as before.
 
 Everything here belongs to the channel's thread. It does no I/O but `send`, which never blocks; times are seconds of
 `time.monotonic()`. What nobody wants any more is given back at once, so that no other client waits for it.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from mmcache.control.calls import Acquisition, Call
 from mmcache.control.claims import HeldClaims, Subject
 from mmcache.control.messages import (
     MAX_BATCH,
+    Abandon,
+    Abandoned,
     Abort,
     AbortReason,
     Acquire,
@@ -68,6 +70,7 @@ MAX_CLAIMS: Final = 65_536
 _DAY_MS: Final = 86_400_000
 
 
+_Tokened = TypeVar("_Tokened", Commitment, Abandoned)
 _Answer = Acquired | Committed | Found | Figures | Renewed | Invalidated | Progress
 
 
@@ -196,6 +199,13 @@ class Exchange:
         if self._session is not None:
             for missing in batches:
                 self._send(Report(*self._session, missing))
+
+    def abandon(self, batches: Sequence[list[Abandoned]], lineage: str) -> None:
+        """Tell of names that are of no use, and end the claims on them. Names of another lineage are nobody's business."""
+        for batch in batches:
+            own = [self._with_token(entry) for entry in batch]
+            if self._session is not None and lineage == self._lineage:
+                self._send(Abandon(*self._session, own))
 
     def leave(self, acquisition: Acquisition) -> None:
         """Its caller is gone, before or after the answers: end its waits, and give back what it never saw."""
@@ -382,8 +392,8 @@ class Exchange:
         )
         return Granted(granted.generation, number, granted.claim_ms)
 
-    def _with_token(self, entry: Commitment) -> Commitment:
-        """The commitment with the controller's token for its claim, which ends here; 0 if it is not held any more."""
+    def _with_token(self, entry: _Tokened) -> _Tokened:
+        """The entry with the controller's token for its claim, which ends here; 0 if it is not held any more."""
         return msgspec.structs.replace(entry, token=self._claims.end(entry.token)) if entry.token else entry
 
     def _unwanted(self, grants: Iterable[Granted]) -> None:

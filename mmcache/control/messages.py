@@ -17,10 +17,10 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from mmcache.key import DIGEST_BYTES, MM_HASH_MAX_BYTES, Scope
+from mmcache.key import DIGEST_BYTES, MM_HASH_MAX_BYTES, Scope, check_mm_hash
 from mmcache.selector import Selector
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 MAX_MESSAGE_BYTES: Final = 1 << 20
 """A larger frame is refused unread."""
 MAX_BATCH: Final = 4096
@@ -151,7 +151,7 @@ class AbortReason(enum.IntEnum):
     NO_ROOM = 3
     """The store or the pool has no room: all waiters are released at once, to compute without claims."""
     HELD = 4
-    """A dead writer holds the name: as NO_ROOM, and nobody gets a claim on it until the store lets it go."""
+    """The name is of no use for now: as NO_ROOM, and nobody gets a claim on it until the store lets it go."""
 
 
 class Abort(_Message, frozen=True, tag=6):
@@ -185,6 +185,42 @@ class Report(_Message, frozen=True, tag=8):
     term: U64
     session: U64
     entries: Annotated[list[Missing], msgspec.Meta(max_length=MAX_BATCH)]
+
+
+class AbandonReason(enum.IntEnum):
+    """Why a name in the store is of no use."""
+
+    HELD = 1
+    """A dead writer holds it: puts return 0 and store nothing."""
+    CORRUPT = 2
+    """What lies there is not the entry, and a put would not replace it."""
+
+
+class Abandoned(_Part, frozen=True):
+    """A key whose name at a generation is of no use. `token`, for HELD, is the sender's claim on it, which this ends.
+
+    Raises InvalidKey, a ValueError, for an mm_hash that cannot be one.
+    """
+
+    scope: Scope
+    mm_hash: str
+    generation: U64
+    token: U64
+    reason: AbandonReason
+
+    def __post_init__(self) -> None:
+        check_mm_hash(self.mm_hash)
+
+
+class Abandon(_Message, frozen=True, tag=16):
+    """Give these keys new names, by an invalidation of exactly each, unless there were too many of late.
+
+    It has no answer. A claim that ends by it without an invalidation ends as by an abort of HELD.
+    """
+
+    term: U64
+    session: U64
+    entries: Annotated[list[Abandoned], msgspec.Meta(max_length=MAX_BATCH)]
 
 
 class Lookup(_Message, frozen=True, tag=9):
@@ -264,6 +300,7 @@ ClientMessage = (
     | Resend
     | Invalidate
     | Follow
+    | Abandon
 )
 
 

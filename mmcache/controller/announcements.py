@@ -98,6 +98,14 @@ class Announcements:
         self._askers.append([asker])
         return None
 
+    def make(self, asked: Asked) -> bool:
+        """Make an invalidation that nobody asked for by a request. False: there are too many at once."""
+        if len(self._asked) >= MAX_ASKED:
+            return False
+        self._asked.append(asked)
+        self._askers.append([])
+        return True
+
     def follow(self, follower: Follower, number: int, wait_ms: int, now: float) -> ControllerMessage | None:
         """Tell of an invalidation: now if it is complete, else when it is, or after the time that it may take."""
         if number > self._invalidations.head:

@@ -139,7 +139,7 @@ class Claims:
     def acquire(
         self,
         names: Sequence[bytes],
-        hits: Sequence[Hit | None],
+        known: Sequence[Hit | Unclaimed | None],
         generations: Sequence[int],
         session: int,
         request: int,
@@ -147,16 +147,16 @@ class Claims:
         wait_until: float,
         now: float,
     ) -> list[Answer]:
-        """Answer for each name with its hit; where there is none, with a claim, or a wait until `wait_until`.
+        """Answer for each name with what is known; where that is nothing, with a claim, or a wait until `wait_until`.
 
         If that is past, nobody waits. A request that has a claim, or waits already, is told so again: a retry neither
         claims nor waits twice.
         """
         by_name, holds, party = self._by_name, self._holds, self._party(session)
         answers: list[Answer] = []
-        for name, hit, generation in zip(names, hits, generations, strict=True):
-            if hit is not None:
-                answers.append(hit)
+        for name, answer, generation in zip(names, known, generations, strict=True):
+            if answer is not None:
+                answers.append(answer)
             elif (claim := by_name.get(name)) is not None:
                 answers.append(self._join(claim, party, request, len(answers), wait_until=wait_until, now=now))
             elif name in holds:
@@ -179,6 +179,11 @@ class Claims:
                 claim.due = due
                 self._by_token.move_to_end(token)
         return lost
+
+    def has(self, session: int, token: int, name: bytes) -> bool:
+        """Whether this is a live claim of the session, on this name."""
+        claim = self._by_token.get(token)
+        return claim is not None and claim.party.session == session and claim.name == name
 
     def token_of(self, name: bytes) -> int | None:
         """The live claim on a name."""

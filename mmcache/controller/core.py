@@ -19,6 +19,8 @@ from mmcache.control.messages import (
     MAX_MESSAGE_BYTES,
     MAX_REASON,
     PROTOCOL_VERSION,
+    Abandon,
+    AbandonReason,
     Abort,
     AbortReason,
     Acquire,
@@ -54,9 +56,10 @@ from mmcache.control.messages import (
     Unclaimed,
     Welcome,
 )
+from mmcache.controller.abandonments import Abandonments, abandonment
 from mmcache.controller.announcements import LOCAL_PEER, Announcements, Asked
 from mmcache.controller.answers import RESULT_BYTES, SURE_TO_FIT, batched, cut
-from mmcache.controller.claims import Claims, Wake
+from mmcache.controller.claims import ASK_AGAIN, Claims, Wake
 from mmcache.controller.directory import Directory
 from mmcache.controller.durable import MAX_TERMS, Past, ToWrite
 from mmcache.controller.followers import LOCAL, Follower
@@ -83,6 +86,7 @@ _SessionMessage = (
     | Resend
     | Invalidate
     | Follow
+    | Abandon
 )
 
 
@@ -143,6 +147,7 @@ class ControllerCore:
             max_followers=limits.max_followers,
             remembered=past.remembered,
         )
+        self._abandonments = Abandonments(at_once=limits.max_abandonments, every_ms=limits.abandonment_ms)
         self.views = Views(
             self._sessions, self._directory, self._invalidations, self._scopes, term=term, lineage=past.lineage
         )
@@ -201,6 +206,7 @@ class ControllerCore:
         if not self._announcements.asked:
             return []
         self.count("invalidation", len(self._announcements.asked))
+        self._abandonments.take()
         effects = list(self._announcements.written(now))
         wakes = self._claims.outdate(self._generation_of)
         self._directory.outdate()
@@ -208,7 +214,11 @@ class ControllerCore:
 
     def not_written(self, reason: str) -> Effects:
         """Nothing of what was asked for is durable, or going to be."""
-        return list(self._announcements.refused(reason))
+        effects = list(self._announcements.refused(reason))
+        wakes: list[Wake] = []
+        for session, token in self._abandonments.take():
+            wakes += self._claims.give_up(session, token, AbortReason.HELD, self._settled) or ()
+        return effects + self._resolved(wakes)
 
     def malformed(self, peer: bytes, reason: str, now: float) -> Effects:
         """A peer sent what is no message. Its session, if it has one, goes on."""
@@ -353,6 +363,8 @@ class ControllerCore:
             case Report():
                 self._report(message)
                 return None, ()
+            case Abandon():
+                return None, self._abandon(session, message, now)
             case Invalidate():
                 asked = Asked(message.selector, message.reason, session.name, message.idempotency)
                 return self._announcements.ask(Follower(session.number, message.request), asked), ()
@@ -398,9 +410,12 @@ class ControllerCore:
             return self._refused(acquire.request, "batch", f"more than {MAX_BATCH} keys"), ()
         if not self._remember(group.scope for group in acquire.groups):
             return self._refused(acquire.request, "scopes", "there are as many scopes as this controller allows"), ()
+        known: Sequence[Hit | Unclaimed | None] = self._directory.find(names, generations)
+        if self._abandonments:  # their keys are about to have other names
+            known = [ASK_AGAIN if name in self._abandonments else hit for name, hit in zip(names, known, strict=True)]
         results = self._claims.acquire(
             names,
-            self._directory.find(names, generations),
+            known,
             generations,
             session.number,
             acquire.request,
@@ -458,6 +473,34 @@ class ControllerCore:
         for missing in report.entries:
             dropped = self._directory.drop(missing.scope.digest + missing.digest, missing.revision)
             self._counts["missing.dropped" if dropped else "missing.stale"] += 1
+
+    def _abandon(self, session: Session, abandon: Abandon, now: float) -> list[Wake]:
+        """Have names invalidated that are of no use. The claims on them end then, and whoever waits asks again.
+
+        An entry that no reader can verify, since the readers are broken, comes back here under each new name. So there is
+        a bound: beyond it dead writers' names are held for their time, and corrupt ones stay as they are.
+        """
+        wakes: list[Wake] = []
+        for entry in abandon.entries:
+            digest = mm_digest(entry.mm_hash)
+            name = entry.scope.digest + digest
+            held = entry.reason is AbandonReason.HELD
+            claim = (session.number, entry.token) if held else None
+            if entry.generation != self._invalidations.table.generation(entry.scope, digest) or (
+                held and not self._claims.has(session.number, entry.token, name)
+            ):
+                self._counts["abandon.stale"] += 1
+            elif name in self._abandonments:
+                self._counts["abandon.repeated"] += 1
+                self._abandonments.add(name, claim)
+            elif self._abandonments.may(now) and self._announcements.make(abandonment(entry, session.name)):
+                self._counts[f"abandon.{entry.reason.name.lower()}"] += 1
+                self._abandonments.add(name, claim)
+            else:
+                self._counts["abandon.refused"] += 1
+                if held:
+                    wakes += self._claims.give_up(session.number, entry.token, AbortReason.HELD, now) or ()
+        return wakes
 
     def _lookup(self, session: Session, lookup: Lookup) -> ControllerMessage:
         names, generations = self._names(lookup.groups)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from cluster import wait_until
 from engines import SHAPE, STAGING_BYTES, ServedEngine, embedding_of, last_word, waits
-from serving import Serving, key_of, name_of, store_of
+from serving import Serving, key_of, name_of, plant, store_of
 
 from mmcache import Selector
 from mmcache.agent.messages import Ask, Encoded, Granted, Missing, Published, Ready, Waiting
@@ -276,6 +276,19 @@ def test_what_the_directory_promises_and_the_store_lost_is_granted_anew() -> Non
         one.expect(item, Granted)
         assert one.count("undelivered") == 1
         assert one.encode(item, embedding_of(6)).status == "stored"
+
+
+def test_what_is_corrupt_is_granted_under_another_name_at_once(engines: list[ServedEngine]) -> None:
+    one, other = engines
+    plant(one.cache, key_of("corrupt"), b"not one of ours" * 500)
+    item = one.ask("corrupt")
+    one.expect(item, Granted)
+    assert one.encode(item, embedding_of(6)).status == "stored"
+    number = one.cache.mark().number
+    wait_until(lambda: other.cache.mark().number >= number, timeout=60, what="the push")
+    again = other.ask("corrupt")
+    assert torch.equal(other.embedding(again, other.expect(again, Ready)), embedding_of(6))
+    assert not one.count("unclaimed")
 
 
 def test_without_a_controller_items_are_not_fresh_and_with_it_they_are_served_again(fresh_serving: Serving) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from serving import Serving, key_of, plant
@@ -94,6 +97,8 @@ def test_foreign_and_damaged_objects_under_our_names_are_misses_with_a_reason(se
     flipped[-1] ^= 1
     prefix = entry("prefix")
     prefix[100] ^= 1
+    newer = entry("newer")
+    newer[4] = 9
     plant(cache, key_of("foreign"), b"not one of ours" * 500)
     plant(cache, key_of("short"), b"x")
     plant(cache, key_of("truncated"), entry("truncated")[:-8])
@@ -101,6 +106,7 @@ def test_foreign_and_damaged_objects_under_our_names_are_misses_with_a_reason(se
     plant(cache, key_of("swapped"), entry("another"))
     plant(cache, key_of("prefix"), prefix)
     plant(cache, key_of("no-payload"), entry("no-payload")[:PREFIX_BYTES])
+    plant(cache, key_of("newer"), newer)
     plant(cache, key_of("sound"), entry("sound"))
     reader = serving.connect()
     assert reader.get(key_of("sound")) is not None
@@ -112,13 +118,43 @@ def test_foreign_and_damaged_objects_under_our_names_are_misses_with_a_reason(se
         "swapped": "identity",
         "prefix": "prefix_checksum",
         "no-payload": "length",
+        "newer": "version",
     }
     for number, reason in reasons.items():
         before = reader.stats().get(f"miss.{reason}", 0)
         assert reader.get(key_of(number)) is None
         assert reader.stats()[f"miss.{reason}"] == before + 1, number
-    assert reader.get_or_compute(key_of("flipped"), lambda: torch.ones(2)).source == "computed"
+    assert reader.get_or_compute(key_of("newer"), lambda: torch.ones(2)).source == "computed"
     assert reader.stats()["put.damaged"] == 1, "it cannot be removed while this read's lease stands"
+
+
+def test_a_key_whose_entry_is_corrupt_is_encoded_once_more_and_served_again(serving: Serving, cache: MMCache) -> None:
+    plant(cache, key_of("corrupt"), b"not one of ours" * 500)
+    cache.put(key_of("beside"), torch.ones(2))
+    clients = [serving.connect(local_entries=False) for _ in range(4)]
+    before = inspect(cache)
+    encoded: list[torch.Tensor] = []
+
+    def encode() -> torch.Tensor:
+        encoded.append(torch.full((2,), 7.0))
+        return encoded[-1]
+
+    with ThreadPoolExecutor(4) as threads:
+        found = [threads.submit(client.get_or_compute, key_of("corrupt"), encode) for client in clients]
+        assert [embedding.result(60).tensor.tolist() for embedding in found] == [[7.0, 7.0]] * 4
+    assert len(encoded) == 1
+    reader = serving.connect()
+    embedding = reader.get(key_of("corrupt"))
+    assert embedding is not None
+    assert embedding.source == "store"
+    after = inspect(cache)
+    assert after["abandon.corrupt"] - before.get("abandon.corrupt", 0) == 1
+    assert after["head"] - before["head"] == 1
+    assert cache.get(key_of("beside")) is not None, "no other key is invalidated with it"
+
+
+def inspect(cache: MMCache) -> dict[str, int]:
+    return cache._channel.inspect(deadline=time.monotonic() + 60)
 
 
 def test_use_after_close_is_an_error(serving: Serving) -> None:

@@ -109,7 +109,7 @@ def test_who_waits_for_what_finds_no_room_is_let_go_at_once_to_compute_without_a
     ("drops", "reason"),
     [
         (("no_space", "quota", "no_memory", "larger_than_pool", "not_finite"), AbortReason.NO_ROOM),
-        (("in_progress",), AbortReason.HELD),
+        (("damaged",), AbortReason.HELD),
         (("deadline", "unavailable", "transfer_failed", "uncommitted", "failed", "not_fresh"), AbortReason.FAILED),
     ],
 )

@@ -1,8 +1,8 @@
 """Exchanges of several clients against the controller's own core, under any schedule of messages in flight.
 
 Whatever happens: a claim that the controller counts has an owner here or a message on the way that ends it, and when
-everyone has gone, nothing is left behind on either side. What is computed while a controller restarts is claimed by whoever
-computes it before anybody else can claim it.
+everyone has gone, nothing is left behind on either side. What is computed while a controller restarts is claimed by
+whoever computes it before anybody else can claim it.
 """
 
 from __future__ import annotations

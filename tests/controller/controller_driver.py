@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from mmcache.control.messages import (
     PROTOCOL_VERSION,
+    Abandon,
+    Abandoned,
+    AbandonReason,
     Abort,
     AbortReason,
     Acquire,
@@ -195,6 +198,12 @@ class Client:
 
     def abort(self, reason: AbortReason, *tokens: int) -> None:
         self.tell(Abort(TERM, self.session, reason, list(tokens)))
+
+    def abandon(self, mm_hash: str, generation: int = 0, *, token: int = 0, mm_hashes: Sequence[str] = ()) -> None:
+        """With a token: a dead writer holds the name of this claim."""
+        reason = AbandonReason.HELD if token else AbandonReason.CORRUPT
+        entries = [Abandoned(SCOPE, one, generation, token, reason) for one in (mm_hash, *mm_hashes)]
+        self.tell(Abandon(TERM, self.session, entries))
 
     def leave(self, request: int) -> None:
         self.tell(Leave(TERM, self.session, request))

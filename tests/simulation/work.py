@@ -6,11 +6,19 @@ import itertools
 from typing import TYPE_CHECKING
 
 from mmcache.client.names import NamedKey
-from mmcache.control.batches import CommitEntry, commit_batches, key_batches, missing_batches
+from mmcache.control.batches import (
+    AbandonEntry,
+    CommitEntry,
+    abandoned_batches,
+    commit_batches,
+    key_batches,
+    missing_batches,
+)
 from mmcache.control.calls import Acquisition, Call
 from mmcache.control.messages import (
     CLAIMED,
     INVALIDATED,
+    AbandonReason,
     AbortReason,
     Answer,
     CommitStatus,
@@ -166,7 +174,8 @@ class Work:
             return False
         publication = Publication(named.key, named.lineage, named.generation, content, since, client.name)
         if not (yield from self._store(client, named, publication)):
-            client.do(lambda: client.exchange.abort([claim.token], AbortReason.HELD))
+            held = abandoned_batches([AbandonEntry(named.key, named.generation, claim.token, AbandonReason.HELD)])
+            client.do(lambda: client.exchange.abandon(held, named.lineage))
             return False
         return (yield from self._commit(client, named, token=claim.token))
 
