@@ -201,7 +201,7 @@ class Exchange:
                 self._send(Report(*self._session, missing))
 
     def abandon(self, batches: Sequence[list[Abandoned]], lineage: str) -> None:
-        """Tell of names that are of no use, and end the claims on them. Names of another lineage are nobody's business."""
+        """Tell of names that are of no use, and end the claims on them. Those of another lineage nobody uses."""
         for batch in batches:
             own = [self._with_token(entry) for entry in batch]
             if self._session is not None and lineage == self._lineage:

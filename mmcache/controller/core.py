@@ -477,8 +477,8 @@ class ControllerCore:
     def _abandon(self, session: Session, abandon: Abandon, now: float) -> list[Wake]:
         """Have names invalidated that are of no use. The claims on them end then, and whoever waits asks again.
 
-        An entry that no reader can verify, since the readers are broken, comes back here under each new name. So there is
-        a bound: beyond it dead writers' names are held for their time, and corrupt ones stay as they are.
+        An entry that no reader can verify, since the readers are broken, comes back here under each new name. So there
+        is a bound: beyond it dead writers' names are held for their time, and corrupt ones stay as they are.
         """
         wakes: list[Wake] = []
         for entry in abandon.entries:

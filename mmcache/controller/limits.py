@@ -35,7 +35,7 @@ class ControllerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_abandonments: int = 100
     """Most names at once that clients find to be of no use and that are invalidated for it."""
     abandonment_ms: int = 6_000
-    """And then one more in so long: each is an invalidation that everybody hears of and that takes room in the table."""
+    """And then one more in so long: each is an invalidation that everybody hears of, and has a place in the table."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

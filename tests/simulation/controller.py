@@ -40,7 +40,12 @@ class Controller:
         past = disk.open(term=term, ttl_ms=ttl_ms, now=self._now())
         self._strangers_until = past.strangers_until
         limits = ControllerLimits(
-            ttl_ms=ttl_ms, claim_ms=CLAIM_MS, hold_ms=HOLD_MS, max_invalidations=world.weather.budget
+            ttl_ms=ttl_ms,
+            claim_ms=CLAIM_MS,
+            hold_ms=HOLD_MS,
+            max_invalidations=world.weather.budget,
+            max_abandonments=2,
+            abandonment_ms=1_000,
         )
         self.core = ControllerCore(limits, term=term, past=past, random_session=lambda: random.getrandbits(62) + 1)
         self._claims = ClaimsWatch(self.core)

@@ -175,6 +175,7 @@ class Work:
         publication = Publication(named.key, named.lineage, named.generation, content, since, client.name)
         if not (yield from self._store(client, named, publication)):
             held = abandoned_batches([AbandonEntry(named.key, named.generation, claim.token, AbandonReason.HELD)])
+            world.count("name abandoned")
             client.do(lambda: client.exchange.abandon(held, named.lineage))
             return False
         return (yield from self._commit(client, named, token=claim.token))
