@@ -145,6 +145,13 @@ def test_where_nothing_can_be_written_a_dead_writers_name_is_held_for_its_time()
     encoder.abandon("a", token=token)
     assert waiter.resolved() == [(1, 0, Unclaimed("held"))]
     assert world.stats("holds", "claims", "invalidation") == (1, 0, 0)
+    token = encoder.claim("c")
+    held = Abandon(TERM, encoder.session, [Abandoned(SCOPE, "c", 0, token, AbandonReason.HELD)])
+    corrupt = Abandon(TERM, encoder.session, [Abandoned(SCOPE, "c", 0, 0, AbandonReason.CORRUPT)])
+    for abandon in (held, corrupt):
+        world.deliver(world.core.handle(encoder.peer, abandon, world.now))
+    world.deliver(world.write())
+    assert world.stats("holds", "claims") == (2, 0), "whoever else found it to be of no use"
     encoder.abandon("b")
     world.disk_full = False
     assert isinstance(waiter.acquire("b")[0], Granted), "nothing of it is awaited any more"
@@ -182,5 +189,5 @@ def test_in_no_span_of_time_are_there_more_than_the_bound(asked: list[tuple[floa
     for first, began in enumerate(made):
         for last in range(first, len(made)):
             assert last - first + 1 <= at_once + (made[last] - began) / 2.0 + 1e-6
-    now += 2.0 * at_once
+    now += 2.0 * at_once + 0.001  # for what sums of times are rounded by
     assert [bound.may(now) for _ in range(at_once + 1)] == [True] * at_once + [False]
