@@ -126,6 +126,15 @@ class AnySchedule(RuleBasedStateMachine):
         client = self.clients[who]
         client.askers.append(Asker(client, [KEYS[number] for number in sorted(which)]))
 
+    @rule(who=st.integers(0, 2), which=st.sets(st.integers(0, 3), min_size=1))
+    def ask_and_hear(self, who: int, which: set[int]) -> None:
+        """So that claims are held often enough for what befalls them."""
+        self.ask(who, which)
+        client = self.clients[who]
+        while client.up or client.down:
+            self.controller_reads(who, 4)
+            self.client_reads(who, 4)
+
     @rule(who=st.integers(0, 2), count=st.integers(1, 4))
     def controller_reads(self, who: int, count: int) -> None:
         client = self.clients[who]
