@@ -26,7 +26,7 @@ import msgspec
 import yaml
 
 from mmcache.errors import ConfigError
-from mmcache.setting_kinds import BadValue, Choice, Count, Duration, Endpoint, Flag, Kind, Size, Text
+from mmcache.setting_kinds import BadValue, Choice, Count, Duration, Endpoint, Flag, Kind, Size, Text, Url, Urls
 
 MAX_FILE_BYTES: Final = 1 << 20
 """A larger file is no configuration."""
@@ -83,6 +83,10 @@ class ControlSettings(_Section, frozen=True, kw_only=True):
     section: ClassVar[str] = "control"
 
     address: Annotated[str, Endpoint(scheme="tcp://")] = "tcp://127.0.0.1:7710"
+    admin: Annotated[str | None, Url(optional=True)] = None
+    """URL of its admin API, for commands that ask it. None: what `controller.admin` says here."""
+    token_file: Annotated[str | None, Text(optional=True, max_length=4096)] = None
+    """File with a token for it, which nobody else may read. MMCACHE_TOKEN, a token, goes before it."""
 
 
 class ClientSettings(_Section, frozen=True, kw_only=True):
@@ -140,6 +144,19 @@ class ControllerSettings(_Section, frozen=True, kw_only=True):
     max_sessions: Annotated[int, Count(most=1_000_000)] = 10_000
 
 
+class EnginesSettings(_Section, frozen=True, kw_only=True):
+    """Engines whose own caches can be cleared with an invalidation."""
+
+    section: ClassVar[str] = "engines"
+
+    urls: Annotated[tuple[str, ...], Urls()] = ()
+    """`http://HOST:PORT` of each, such as `vllm serve` has it."""
+    token_file: Annotated[str | None, Text(optional=True, max_length=4096)] = None
+    """File with a token that all of them are sent (`Authorization: Bearer`), and which nobody else may read."""
+    timeout: Annotated[float, Duration(least=0.1, most=3600.0)] = 30.0
+    """For all that is asked of one, in seconds."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings, checked and immutable."""
 
@@ -147,6 +164,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     control: ControlSettings = msgspec.field(default_factory=ControlSettings)
     client: ClientSettings = msgspec.field(default_factory=ClientSettings)
     controller: ControllerSettings = msgspec.field(default_factory=ControllerSettings)
+    engines: EnginesSettings = msgspec.field(default_factory=EnginesSettings)
 
 
 _SECTIONS: Final = tuple(Settings.__struct_fields__)
@@ -160,7 +178,7 @@ def _kinds(section: type[_Section]) -> dict[str, Kind]:
 
 @functools.cache
 def _kinds_by_name() -> dict[str, Kind]:
-    sections = (StoreSettings, ControlSettings, ClientSettings, ControllerSettings)
+    sections = (StoreSettings, ControlSettings, ClientSettings, ControllerSettings, EnginesSettings)
     return {f"{section.section}.{name}": kind for section in sections for name, kind in _kinds(section).items()}
 
 
@@ -215,6 +233,7 @@ def load(
         control=ControlSettings(**values["control"]),
         client=ClientSettings(**values["client"]),
         controller=ControllerSettings(**values["controller"]),
+        engines=EnginesSettings(**values["engines"]),
     )
 
 
@@ -311,6 +330,9 @@ def _entries(path: Path, node: yaml.Node | None, *, prefix: str) -> Iterator[tup
 
 
 def _plain_value(node: yaml.Node, what: str) -> object:
+    """A scalar, or a list of scalars."""
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain_value(one, what) if isinstance(one, yaml.ScalarNode) else one for one in node.value]
     if not isinstance(node, yaml.ScalarNode):
         return node  # no kind takes it
     try:

@@ -6,6 +6,7 @@ A kind checks a value as YAML gives it and returns it normalised (sizes in bytes
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Final
 
@@ -20,6 +21,9 @@ _SIZE_UNITS: Final = {"B": 1} | {
     for suffix, base in (("B", 1000), ("iB", 1024))
 }
 _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
+_URL: Final = re.compile(
+    r"https?://(?:\[([0-9A-Fa-f:.]+)\]|[A-Za-z0-9][A-Za-z0-9._-]*)(?::([0-9]{1,5}))?(?:/[A-Za-z0-9._~/-]*)?", re.ASCII
+)
 _QUANTITY: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([A-Za-z]+)", re.ASCII)
 
 
@@ -117,6 +121,46 @@ class Endpoint(Text, frozen=True):
             form = f"{self.scheme}HOST:PORT with a port of {self.lowest_port} to 65535"
             raise BadValue(f"must be {form}, not {show(text)}")
         return text
+
+
+class Url(Text, frozen=True):
+    """`http://HOST:PORT`, or https, with the beginning of a path where it has one; without a slash at its end.
+
+    ASCII only, so that it looks like no other one, and without credentials, which belong into files.
+    """
+
+    max_length: int = 300
+
+    def _check(self, value: object) -> str:
+        text = super()._check(value)
+        if "@" in text:
+            raise BadValue("must be a URL without credentials: tokens are in files")
+        match = _URL.fullmatch(text)
+        if match is None or not _is_address(match[1]) or not 1 <= int(match[2] or 80) <= 65_535:
+            raise BadValue(f"must be http://HOST:PORT or https://HOST:PORT, not {show(text)}")
+        return text.rstrip("/")
+
+
+class Urls(Kind, frozen=True):
+    """A list of URLs, each once."""
+
+    most: int = 256
+
+    def _check(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise BadValue(f"must be a list of URLs, not {show(value)}")
+        if len(value) > self.most:
+            raise BadValue(f"has {len(value)} URLs; at most {self.most} are allowed")
+        url = Url()
+        return tuple(dict.fromkeys(url._check(one) for one in value))
+
+
+def _is_address(text: str | None) -> bool:
+    """Whether it is of IPv6; None, a host's name, is let through."""
+    try:
+        return text is None or bool(ipaddress.IPv6Address(text))
+    except ValueError:
+        return False
 
 
 class Choice(Kind, frozen=True):

@@ -13,9 +13,7 @@ import enum
 import hashlib
 import hmac
 import logging
-import os
 import re
-import stat
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +23,7 @@ from typing import Final, NamedTuple
 import yaml
 
 from mmcache.errors import ConfigError
+from mmcache.private_file import read_private
 
 VARIABLE: Final = "MMCACHE_ADMIN_TOKENS"
 MAX_TOKENS: Final = 1_000
@@ -212,17 +211,4 @@ def _version(path: Path) -> Sequence[int] | None:
 
 
 def _read(path: Path) -> list[Token]:
-    try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if stat.S_IMODE(status.st_mode) & 0o077:
-                raise ConfigError(f"{path}: others can read it or write to it; chmod 600 {path}")
-            text = file.read(_MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if len(text) > _MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: larger than {_MAX_FILE_BYTES:,} bytes")
-    try:
-        return parse(text.decode(), str(path))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8") from error
+    return parse(read_private(path, _MAX_FILE_BYTES), str(path))
