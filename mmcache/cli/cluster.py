@@ -19,7 +19,7 @@ from mmcache.cli.ports import LOOPBACK, Ports
 from mmcache.cli.shortage import reason, shortages
 from mmcache.cli.signals import STOPS, Signals
 from mmcache.cli.state_directory import write_whole
-from mmcache.config import ControlSettings, Settings, StoreSettings, to_yaml, without_settings
+from mmcache.config import Settings, StoreSettings, to_yaml, without_settings
 from mmcache.errors import ConfigError
 from mmcache.store.launch import (
     master_command,
@@ -54,6 +54,8 @@ class Addresses(NamedTuple):
     metrics: str
     sidecar: str
     control: str
+    admin: str | None
+    """URL of the controller's admin API; None: there is none."""
 
 
 class Cluster:
@@ -63,7 +65,7 @@ class Cluster:
         settings: what clients and the controller shall use; the addresses in it are replaced. See `check_settings`.
         directory: where `client.yaml`, each part's log and the controller's state go; an absolute path.
         segment_bytes: memory that the owner lends to the store.
-        ports: all of them chosen.
+        ports: all of them chosen; without one for the admin API there is none.
         environ: the environment of the parts; settings in it are left out, since `settings` holds them already.
         progress: told what is being waited for.
     """
@@ -84,6 +86,7 @@ class Cluster:
             metrics=f"{LOOPBACK}:{ports.metrics}",
             sidecar=f"{LOOPBACK}:{ports.owner}",
             control=f"tcp://{LOOPBACK}:{ports.control}",
+            admin=None if ports.admin is None else f"http://{LOOPBACK}:{ports.admin}",
         )
         self.client_file = directory / "client.yaml"
         self._settings = _at(self.addresses, settings, directory / STATE_FILE)
@@ -130,7 +133,7 @@ class Cluster:
             owner_command(master=addresses.master, port=ports.owner, segment_bytes=self._segment_bytes, host=LOOPBACK),
         )
         self._wait(owner, lambda: bool(segments(addresses.metrics)) and rpc_answers(addresses.sidecar))
-        self._wait(controller, lambda: port_answers(addresses.control.removeprefix("tcp://")))
+        self._wait(controller, lambda: port_answers(addresses.control.removeprefix("tcp://")))  # its API before that
         self._prove()
 
     def supervise(self) -> None:
@@ -234,9 +237,13 @@ def _at(addresses: Addresses, settings: Settings, state: Path) -> Settings:
         store=msgspec.structs.replace(
             settings.store, master=addresses.master, metrics=addresses.metrics, sidecar=addresses.sidecar
         ),
-        control=ControlSettings(address=addresses.control),
+        control=msgspec.structs.replace(settings.control, address=addresses.control, admin=addresses.admin),
         client=settings.client,
         controller=msgspec.structs.replace(
-            settings.controller, bind=addresses.control, state=settings.controller.state or str(state)
+            settings.controller,
+            bind=addresses.control,
+            state=settings.controller.state or str(state),
+            admin=None if addresses.admin is None else addresses.admin.removeprefix("http://"),
         ),
+        engines=settings.engines,
     )

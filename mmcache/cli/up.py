@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -54,12 +55,13 @@ def up(
     metrics_port: Annotated[int, _port("The master's for HTTP")] = 0,
     owner_port: Annotated[int, _port("The owner's")] = 0,
     control_port: Annotated[int, _port("The controller's")] = 0,
+    admin_port: Annotated[int, _port("The controller's for its admin API (HTTP)")] = 0,
 ) -> None:
     """Start a cluster on this machine: master, memory, controller.
 
     A Mooncake master, an owner of memory, and the controller listen on loopback until Ctrl-C. The state directory gets
     client.yaml, for MMCache.connect or MMCACHE_CONFIG. Nothing is restarted: when a part ends by itself, the others are
-    ended too and the status is 1.
+    ended too and the status is 1. The controller serves its admin API where mmcache[controller] is installed.
 
     Settings come from --config and, overriding it, from MMCACHE_<SECTION>__<SETTING> in the environment. MMCACHE_CONFIG
     is for clients and not read here. Those of a store that spans machines (store.metadata, protocol, devices, hostname)
@@ -68,8 +70,14 @@ def up(
     Ports are free ones, others at each start, unless they are given. With --master-port, --owner-port and
     --control-port fixed, clients that keep running come back after a restart of this command.
     """
-    asked = Ports(master=master_port, metrics=metrics_port, owner=owner_port, control=control_port)
     with reported("up"):
+        asked = Ports(
+            master=master_port,
+            metrics=metrics_port,
+            owner=owner_port,
+            control=control_port,
+            admin=_port_of_api(admin_port),
+        )
         settings = _settings(config)
         segment_bytes = _segment_bytes(segment)
         directory = default_state_directory(os.environ) if state_dir is None else state_dir
@@ -84,6 +92,14 @@ def up(
                 typer.echo(_summary(cluster, segment))
                 cluster.supervise()
                 typer.echo("Ending.")
+
+
+def _port_of_api(port: int) -> int | None:
+    """The port to ask for; None where the API could not run and was not asked for."""
+    missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing and port:
+        raise ConfigError(f"--admin-port: {missing[0]} is not installed: pip install 'mmcache[controller]'")
+    return None if missing else port
 
 
 def _settings(config: Path | None) -> Settings:
@@ -158,10 +174,12 @@ def _announced(cluster: Cluster, ready_file: Path | None) -> Iterator[None]:
 
 def _summary(cluster: Cluster, segment: str) -> str:
     addresses, pids = cluster.addresses, cluster.pids
+    admin = addresses.admin or "none: pip install 'mmcache[controller]'"
     return "\n".join(
         [
             "mmcache is up; Ctrl-C ends it.",
             f"  controller  {addresses.control}  (pid {pids['controller']})",
+            f"  admin API   {admin}",
             f"  master      {addresses.master}, metrics at http://{addresses.metrics}/metrics  (pid {pids['master']})",
             f"  owner       {addresses.sidecar}, lends {segment}  (pid {pids['owner']})",
             f"  clients     MMCACHE_CONFIG={cluster.client_file}",

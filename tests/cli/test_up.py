@@ -12,6 +12,7 @@ import urllib.request
 import pytest
 import torch
 from cluster import wait_until
+from commands import run
 from up_process import PARTS, Up, mmcache, runs
 
 from mmcache import EmbeddingKey, MMCache
@@ -24,10 +25,11 @@ def test_the_ready_file_names_living_processes_that_answer(running):
     assert set(ready["pids"]) == {*PARTS, "up"}
     assert all(runs(pid) for pid in ready["pids"].values())
     assert ready["pids"]["up"] == running.process.pid
-    assert set(ready["addresses"]) == {"master", "metrics", "sidecar", "control"}
+    assert set(ready["addresses"]) == {"master", "metrics", "sidecar", "control", "admin"}
     for address in ready["addresses"].values():
-        assert address.removeprefix("tcp://").startswith("127.0.0.1:")
-        assert port_answers(address.removeprefix("tcp://"))
+        place = address.removeprefix("tcp://").removeprefix("http://")
+        assert place.startswith("127.0.0.1:")
+        assert port_answers(place)
     assert [segment.size_bytes for segment in segments(ready["addresses"]["metrics"])] == [64 << 20]
 
 
@@ -37,6 +39,8 @@ def test_the_client_file_is_all_that_a_client_needs(running):
     assert settings.store.master == ready["addresses"]["master"]
     assert settings.store.sidecar == ready["addresses"]["sidecar"]
     assert settings.control.address == ready["addresses"]["control"]
+    assert settings.control.admin == ready["addresses"]["admin"]
+    assert run("sessions", "--json", config=ready["client_config"]).status == 0
 
 
 def test_settings_of_the_environment_reach_the_controller_but_addresses_do_not(running):
