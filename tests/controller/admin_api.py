@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from mmcache.config import ControllerSettings, Settings, StoreSettings
+from mmcache.config import ControllerSettings, EnginesSettings, Settings, StoreSettings
 from mmcache.controller.admin.service import AdminService
 from mmcache.controller.limits import ControllerLimits
 from mmcache.controller.mailbox import Mailbox
@@ -49,6 +49,7 @@ class AdminApi:
         store: StateStore | None = None,
         limits: ControllerLimits | None = None,
         environ: Mapping[str, str] = NO_VARIABLES,
+        engines: EnginesSettings | None = None,
         **controller: Any,
     ) -> None:
         self.tokens = folder / "tokens.yaml"
@@ -58,7 +59,9 @@ class AdminApi:
         self.store = volatile_store() if store is None else store
         self.mailbox = Mailbox()
         settings = Settings(
-            controller=ControllerSettings(admin="127.0.0.1:0", **controller), store=StoreSettings(master="127.0.0.1:1")
+            controller=ControllerSettings(admin="127.0.0.1:0", **controller),
+            store=StoreSettings(master="127.0.0.1:1"),
+            engines=engines or EnginesSettings(),
         )
         self._stopped, self._stop = os.pipe()
         self.core, recorder = begin_term(self.store, limits or ControllerLimits(ttl_ms=TTL_MS))

@@ -14,7 +14,6 @@ import httpx
 import pytest
 import torch
 from admin_api import OPERATOR, PATIENCE_S, TOKENS, VIEWER, AdminApi, assert_problem, bearer
-from cluster import free_port
 from serving import Serving, key_of
 
 from mmcache.controller.admin.figures import SIZES, to_prometheus
@@ -26,18 +25,8 @@ TIMEOUT_S = 60
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[Serving, httpx.Client]]:
     """A cluster whose controller has the API, and an operator."""
-    with Serving(durable=True) as serving:
-        tokens = serving.folder / "tokens.yaml"
-        tokens.touch(mode=0o600)
-        tokens.write_text(TOKENS)
-        serving.controller.kill()
-        config = json.loads(serving.controller._config.read_text())
-        admin = f"127.0.0.1:{free_port()}"
-        config["controller"] |= {"admin": admin, "admin_tokens": str(tokens)}
-        config["store"] = {"master": serving.store.master.address}
-        serving.controller._config.write_text(json.dumps(config))
-        serving.controller.start()
-        with httpx.Client(base_url=f"http://{admin}", headers=bearer(OPERATOR), timeout=PATIENCE_S) as client:
+    with Serving(durable=True, admin_tokens=TOKENS) as serving:
+        with httpx.Client(base_url=serving.controller.admin, headers=bearer(OPERATOR), timeout=PATIENCE_S) as client:
             yield serving, client
 
 

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 from mmcache.control.messages import Progress, Refused
 from mmcache.controller.admin import problems
+from mmcache.controller.admin.engine_caches import EngineCaches
 from mmcache.controller.admin.tokens import Tokens
 from mmcache.controller.announcements import Asked
 from mmcache.controller.core import ControllerCore
@@ -29,16 +30,25 @@ class Desk:
         store: its state. Reads only, on other threads: they may wait for a write.
         tokens: who may come.
         master: `host:port` of the store's master.
+        engines: those whose caches can be cleared.
         checks_hosts: whether requests must name this machine as their host: see `access`.
     """
 
     def __init__(
-        self, mailbox: Mailbox, store: StateStore, tokens: Tokens, *, master: str, checks_hosts: bool = False
+        self,
+        mailbox: Mailbox,
+        store: StateStore,
+        tokens: Tokens,
+        *,
+        master: str,
+        engines: EngineCaches,
+        checks_hosts: bool = False,
     ) -> None:
         self.mailbox = mailbox
         self.store = store
         self.tokens = tokens
         self.master = master
+        self.engines = engines
         self.checks_hosts = checks_hosts
 
     async def call(self, read: Callable[[ControllerCore, float], Result], timeout: float = _CALL_TIMEOUT_S) -> Result:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.responses import JSONResponse
 
@@ -18,6 +19,7 @@ from mmcache.controller.announcements import Asked
 from mmcache.controller.core import ControllerCore
 from mmcache.controller.state.base import Invalidation
 from mmcache.controller.views import START, Wanted
+from mmcache.engines import ClearedEngine
 from mmcache.selector import Selector
 
 router = APIRouter(prefix="/v1/invalidations", tags=["invalidations"])
@@ -38,7 +40,7 @@ _PathNumber = Annotated[models.Number, Path(description="Of the sequence.")]
 @router.post(
     "",
     status_code=201,
-    response_model=models.FollowedInvalidation,
+    response_model=models.MadeInvalidation,
     responses={
         200: {"model": models.Matches, "description": "With `dry_run`: nothing was invalidated"},
         507: {"model": models.ProblemDocument, "description": "No room for it: nothing was invalidated"},
@@ -50,17 +52,22 @@ async def invalidate(
     actor: Operator,
     desk: AtDesk,
     idempotency_key: _IdempotencyKey = None,
-) -> models.FollowedInvalidation | JSONResponse:
+) -> models.MadeInvalidation | JSONResponse:
     """Have nothing served any more that matches.
 
     Once the answer says `complete`, no get that starts afterwards returns a matching entry that was published before,
     on any client. Without `wait`, or where `timeout` is over first, follow it with GET: it is in force all the same.
+
+    With `clear_engines` the answer takes up to `engines.timeout` longer, and an engine that was not cleared changes
+    nothing else. Send it again with the same `Idempotency-Key` to have them cleared again.
     """
     selector = body.selector.selector()
     if not selector.fields() and not body.all:
         raise Problem(422, "selector-empty", "the selector is empty: give a field, or `all` for everything there is")
     if selector.fields() and body.all:
         raise Problem(422, "selector-and-all", "`all` is everything there is: give it an empty selector")
+    if body.clear_engines:
+        _check_engines(body, desk)
     if body.dry_run:
         return JSONResponse((await _count(desk, selector, body.timeout)).model_dump())
     number = await desk.invalidate(Asked(selector, body.reason, actor.name, idempotency_key or "", actor.role.word))
@@ -72,7 +79,12 @@ async def invalidate(
         detail = f"the idempotency key is that of invalidation {number}, for {made.selector}; take another key"
         raise Problem(409, "idempotency-key", detail)
     response.headers["Location"] = f"/v1/invalidations/{number}"
-    return _followed(made, await desk.follow(number, body.timeout if body.wait else 0.0))
+    progress = await desk.follow(number, body.timeout if body.wait else 0.0)
+    engines: list[ClearedEngine] = []
+    if body.clear_engines:  # not before it is complete, or they fill up again from what is stale
+        why_not = "the invalidation is not complete yet; send it again, with an Idempotency-Key"
+        engines = desk.engines.leave(why_not) if progress.waiting else await desk.engines.clear()
+    return models.MadeInvalidation(**_followed(made, progress).model_dump(), engines=msgspec.to_builtins(engines))
 
 
 @router.get("")
@@ -99,6 +111,14 @@ async def get_invalidation(
         detail = f"invalidation {number} is too old to be known; it counts as long as nothing covers it"
         raise Problem(404, "invalidation-forgotten", detail)
     return _followed(known, progress)
+
+
+def _check_engines(body: models.NewInvalidation, desk: Desk) -> None:
+    """Raises Problem: no engine could be cleared for it."""
+    if body.dry_run or not body.wait:
+        raise Problem(422, "clear-needs-wait", "clear_engines needs `wait`: engines are cleared once it is complete")
+    if not desk.engines.urls:
+        raise Problem(422, "no-engines", "clear_engines: the controller's setting engines.urls names no engine")
 
 
 async def _count(desk: Desk, selector: Selector, timeout: float) -> models.Matches:

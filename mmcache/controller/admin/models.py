@@ -92,6 +92,14 @@ class NewInvalidation(_Strict):
     reason: Annotated[Printable, Field(max_length=512, description="For people; printable, and kept with it.")] = ""
     wait: Annotated[bool, Field(strict=True, description="Answer once it is complete, or `timeout` is over.")] = False
     timeout: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False, description="Seconds.")] = 30.0
+    clear_engines: Annotated[
+        bool,
+        Field(
+            strict=True,
+            description="Once it is complete, also clear the caches that the engines of `engines.urls` hold; "
+            "needs `wait`.",
+        ),
+    ] = False
     dry_run: Annotated[bool, Field(strict=True, description="Only count the known entries that match.")] = False
 
 
@@ -215,6 +223,28 @@ class FollowedInvalidation(Invalidation):
 
     unbound: Annotated[int, Field(description="Sessions that the guarantee excludes: client.on_stale is serve.")]
     awaited: Annotated[list[AwaitedSession], Field(description="Some of those that it waits for.")]
+
+
+class ResetCache(_Answer):
+    """What became of one cache of an engine."""
+
+    endpoint: Annotated[str, Field(examples=["/reset_encoder_cache"])]
+    ok: bool
+    detail: Annotated[str, Field(description="Why it was not cleared, and what to do.")]
+
+
+class ClearedEngine(_Answer):
+    """What became of one engine's caches. Whatever it is, the invalidation stands."""
+
+    url: Annotated[str, Field(examples=["http://127.0.0.1:8000"])]
+    ok: Annotated[bool, Field(description="All of them were cleared.")]
+    results: list[ResetCache]
+
+
+class MadeInvalidation(FollowedInvalidation):
+    """One number that was asked for, and what became of engines."""
+
+    engines: Annotated[list[ClearedEngine], Field(description="With `clear_engines`: one for each of `engines.urls`.")]
 
 
 class Matches(_Answer):

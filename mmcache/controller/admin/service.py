@@ -18,9 +18,11 @@ import uvicorn
 from mmcache.config import Settings
 from mmcache.controller.admin.app import make_app
 from mmcache.controller.admin.desk import Desk
+from mmcache.controller.admin.engine_caches import EngineCaches
 from mmcache.controller.admin.tokens import VARIABLE, Tokens
 from mmcache.controller.mailbox import Mailbox
 from mmcache.controller.state.base import StateStore
+from mmcache.engines import token_of
 from mmcache.errors import ConfigError, LifecycleError
 
 _MOST_CONNECTIONS: Final = 512
@@ -41,13 +43,14 @@ class AdminService:
 
     Raises:
         OSError: the address cannot be bound; `filename` is the setting's value.
-        ConfigError: the tokens are of no use, or there are none where others can reach it.
+        ConfigError: the tokens, or that for engines, are of no use, or there are none where others can reach it.
     """
 
     def __init__(self, settings: Settings, mailbox: Mailbox, store: StateStore, *, environ: Mapping[str, str]) -> None:
         controller = settings.controller
         if controller.admin is None:
             raise ValueError("controller.admin is not set")
+        token_of(settings.engines)  # better found now than when it is needed
         tokens = Tokens(None if controller.admin_tokens is None else Path(controller.admin_tokens), environ)
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(_bound(controller.admin))
@@ -61,7 +64,8 @@ class AdminService:
             stack.pop_all()
         self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         """Where it serves."""
-        desk = Desk(mailbox, store, tokens, master=settings.store.master, checks_hosts=is_open)
+        engines = EngineCaches(settings.engines)
+        desk = Desk(mailbox, store, tokens, master=settings.store.master, engines=engines, checks_hosts=is_open)
         config = uvicorn.Config(
             make_app(desk, version=version("mmcache")),
             log_config=None,
