@@ -21,6 +21,7 @@ from mmcache.key import store_name
 from mmcache.store.base import Outcome, Store
 from mmcache.store.launch import port_answers
 
+NO_SECTIONS: Mapping[str, Any] = {}
 WORKER = Path(__file__).parent / "client" / "worker.py"
 
 
@@ -68,24 +69,38 @@ class Controller:
 
     Args:
         durable: whether it has a file for what is to outlive it.
+        admin_tokens: the text of its token file; None: it has no admin API.
+        sections: more of its settings.
     """
 
-    def __init__(self, folder: Path, port: int, *, session_ttl: float, claim_timeout: float, durable: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        port: int,
+        *,
+        session_ttl: float,
+        claim_timeout: float,
+        durable: bool,
+        admin_tokens: str | None = None,
+        sections: Mapping[str, Any] = NO_SECTIONS,
+    ) -> None:
         self.address = f"tcp://127.0.0.1:{port}"
         self.state = folder / "controller.db"
         self._config = folder / "controller.yaml"
-        self._config.write_text(
-            json.dumps(
-                {
-                    "controller": {
-                        "bind": self.address,
-                        "session_ttl": session_ttl,
-                        "claim_timeout": claim_timeout,
-                        **({"state": str(self.state)} if durable else {}),
-                    }
-                }
-            )
-        )
+        settings: dict[str, Any] = {
+            "bind": self.address,
+            "session_ttl": session_ttl,
+            "claim_timeout": claim_timeout,
+        }
+        if durable:
+            settings["state"] = str(self.state)
+        if admin_tokens is not None:
+            tokens = folder / "tokens.yaml"
+            tokens.touch(mode=0o600)
+            tokens.write_text(admin_tokens)
+            settings |= {"admin": f"127.0.0.1:{free_port()}", "admin_tokens": str(tokens)}
+            self.admin = f"http://{settings['admin']}"
+        self._config.write_text(json.dumps({"controller": settings, **sections}))
         self.log = folder / "controller.log"
         self.start()
 
@@ -114,6 +129,8 @@ class Serving:
         master_options: for its command line.
         environment: for the sidecar, besides this process's.
         durable: whether the controller has a file for what is to outlive it.
+        admin_tokens: the text of the controller's token file; None: it has no admin API.
+        sections: more of the controller's settings.
     """
 
     remote: Owner
@@ -130,6 +147,8 @@ class Serving:
         session_ttl: float = 2.0,
         claim_timeout: float = 3.0,
         durable: bool = False,
+        admin_tokens: str | None = None,
+        sections: Mapping[str, Any] = NO_SECTIONS,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="mmcache-test-")
         self.folder = Path(self._folder.name)
@@ -139,7 +158,13 @@ class Serving:
         if remote_bytes:
             self.remote = self.store.start_owner(remote_bytes)
         self.controller = Controller(
-            self.folder, free_port(), session_ttl=session_ttl, claim_timeout=claim_timeout, durable=durable
+            self.folder,
+            free_port(),
+            session_ttl=session_ttl,
+            claim_timeout=claim_timeout,
+            durable=durable,
+            admin_tokens=admin_tokens,
+            sections={"store": {"master": self.store.master.address}, **sections},
         )
         self.config = self.write_config("client.yaml")
         self._caches: list[MMCache] = []

@@ -18,6 +18,10 @@ class PartEnded(ClusterError):
     """One of its processes ended by itself."""
 
 
+class AdminUnavailable(MMCacheError):
+    """The controller's admin API gives no answer that can be used."""
+
+
 class InputError(MMCacheError):
     """An option, or a file that it names, is of no use; the message says which and what to do."""
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmcache.cli.admin.options import Admin
+from mmcache.cli.admin.selecting import Lora, MmHash, Modality, Model, NoLora, Tenant, Version, fields_of
+from mmcache.cli.engine_caches import NOT_CLEARED_STATUS, Engine, Engines, clear_all, tell, urls_of
 from mmcache.cli.entries.keys import Config, Json
 from mmcache.cli.errors import InputError, reported
 from mmcache.cli.signals import orderly_end
@@ -18,60 +22,103 @@ from mmcache.cli.signals import orderly_end
 if TYPE_CHECKING:
     from mmcache.client.invalidate import Invalidation
     from mmcache.config import Settings
+    from mmcache.engines import ClearedEngine
     from mmcache.selector import Selector
 
 _LOOK_SECONDS = 1.0
+_LONGEST_COUNT_S = 300.0
 
 
 def invalidate(
-    model: Annotated[str | None, typer.Option("--model", metavar="M", help="Only of this encoder.")] = None,
-    version: Annotated[str | None, typer.Option("--version", metavar="V", help="Only of this version.")] = None,
-    lora: Annotated[
-        str | None,
-        typer.Option("--lora", metavar="D", help="Only with the adapter of this digest."),
-    ] = None,
-    no_lora: Annotated[bool, typer.Option("--no-lora", help="Only without an adapter.")] = False,
-    modality: Annotated[str | None, typer.Option("--modality", metavar="WORD", help="image, video, audio, …")] = None,
-    mm_hash: Annotated[str | None, typer.Option("--mm-hash", metavar="H", help="Only of this item.")] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", metavar="T", help="Only of this tenant.")] = None,
+    model: Model = None,
+    version: Version = None,
+    lora: Lora = None,
+    no_lora: NoLora = False,
+    modality: Modality = None,
+    mm_hash: MmHash = None,
+    tenant: Tenant = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything there is; asks first.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="For people; kept with it.")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Return once it is complete.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="With --wait.")] = 30.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="With --wait or --dry-run.")
+    ] = 30.0,
+    engine: Engine = None,
+    engines: Engines = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only count the known entries that match, by the admin API.")
+    ] = False,
+    admin: Admin = None,
     config: Config = None,
     json_output: Json = False,
 ) -> None:
     """Have no entry served any more that matches all that is given. Their bytes become unreachable at once.
 
     Once it is complete, no get that starts afterwards returns such an entry, on any client: within milliseconds, or the
-    time to live of sessions (controller.session_ttl) where a client is silent. An engine's own caches are not emptied.
+    time to live of sessions (controller.session_ttl) where a client is silent.
+
+    What an engine holds of its own is not reached by it. With --engine URL or --engines, vLLM engines are told to clear
+    their caches of embeddings, processed media and prefixes, once the invalidation is complete: earlier they would fill
+    up again from what is stale. They serve that with VLLM_SERVER_DEV_MODE=1, and a prefix cache only when no request
+    uses it: pause its traffic. Each engine has engines.timeout, and whatever becomes of it the invalidation stands.
+
+    --dry-run asks the controller's admin API (controller.admin), by an operator's token in MMCACHE_TOKEN or the file
+    control.token_file where it wants one.
 
     Exits with 0 if it is made, and with --wait complete; 1 if it is not, or the controller does not answer; 2 for a
-    wrong option or setting.
+    wrong option, setting or token; 3 if it is complete, but an engine was not cleared.
     """
     with reported("invalidate"), orderly_end():
         from mmcache.config import load  # noqa: PLC0415 (`mmcache --help` needs none of it)
+        from mmcache.engines import not_cleared, token_of  # noqa: PLC0415
         from mmcache.selector import Selector  # noqa: PLC0415
 
-        given = {"tenant": tenant, "model": model, "version": version, "modality": modality, "mm_hash": mm_hash}
-        fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        if lora is not None and no_lora:
-            raise InputError("give either --lora D or --no-lora")
-        if lora is not None or no_lora:
-            fields["lora"] = lora
-        selector = Selector(**fields)
-        if not fields and not everything:
+        selector = Selector(**fields_of(model, version, lora, no_lora, modality, mm_hash, tenant))
+        if not selector.fields() and not everything:
             raise InputError("say what: --model M, --version V, --mm-hash H, … or --all for everything there is")
-        if fields and everything:
+        if selector.fields() and everything:
             raise InputError(f"--all is everything there is, and not only {selector}")
+        if dry_run and (wait or engine or engines):
+            raise InputError("--dry-run makes nothing to wait for (--wait), or to clear engines for (--engine)")
+        if (engine or engines) and not wait:
+            raise InputError("--engine needs --wait: engines are cleared once the invalidation is complete")
         settings = load(config)
+        urls = urls_of(engine, engines, settings.engines)
+        token = token_of(settings.engines) if urls else None
+        if dry_run:
+            _count(selector, settings, admin=admin, timeout=timeout, as_json=json_output)
+            return
         if everything and not yes:
             _ask_first(settings.control.address)
         outcome = _carry_out(selector, settings, reason=reason, wait_s=timeout if wait else None, quiet=json_output)
-        _tell(outcome, selector, waited=wait, as_json=json_output)
+        cleared: list[ClearedEngine] = []
+        if urls and outcome.complete:
+            cleared = clear_all(urls, token, settings.engines, quiet=json_output)
+        elif urls:
+            cleared = not_cleared(urls, "the invalidation is not complete; make it again")
+        _tell(outcome, selector, cleared, waited=wait, as_json=json_output)
         if wait and not outcome.complete:
             raise typer.Exit(1)
+        if not all(one.ok for one in cleared):
+            raise typer.Exit(NOT_CLEARED_STATUS)
+
+
+def _count(selector: Selector, settings: Settings, *, admin: str | None, timeout: float, as_json: bool) -> None:
+    """Tell how many known entries match."""
+    from mmcache.cli.admin.connection import PATIENCE_S, AdminApi  # noqa: PLC0415
+    from mmcache.cli.admin.rows import Matches  # noqa: PLC0415
+
+    timeout = min(timeout, _LONGEST_COUNT_S)
+    body = {"selector": selector.fields(), "all": not selector.fields(), "dry_run": True, "timeout": timeout}
+    api = AdminApi(settings, admin, os.environ)
+    found = api.post("/v1/invalidations", Matches, body, timeout=timeout + PATIENCE_S)
+    if as_json:
+        told = {"dry_run": True, "matches": found.matches, "counted_all": found.counted_all}
+        typer.echo(json.dumps({**told, "selector": selector.fields()}))
+        return
+    least = "" if found.counted_all else "at least "
+    typer.echo(f"{selector}: {least}{found.matches:,} known entries; nothing was invalidated")
 
 
 def _ask_first(address: str) -> None:
@@ -84,7 +131,7 @@ def _ask_first(address: str) -> None:
 def _carry_out(
     selector: Selector, settings: Settings, *, reason: str, wait_s: float | None, quiet: bool
 ) -> Invalidation:
-    from mmcache.cli.sessions import open_channel  # noqa: PLC0415
+    from mmcache.cli.control_session import open_channel  # noqa: PLC0415
     from mmcache.client.invalidate import follow  # noqa: PLC0415
     from mmcache.client.invalidate import invalidate as make  # noqa: PLC0415
     from mmcache.errors import ControllerUnavailable, DeadlineExceeded  # noqa: PLC0415
@@ -116,12 +163,17 @@ def _names(made: Invalidation) -> str:
     return f", {longest:.1f} s at most: " + ", ".join(f"{one.name} on {one.host}" for one in made.awaited[:3])
 
 
-def _tell(made: Invalidation, selector: Selector, *, waited: bool, as_json: bool) -> None:
+def _tell(
+    made: Invalidation, selector: Selector, engines: Sequence[ClearedEngine], *, waited: bool, as_json: bool
+) -> None:
     if as_json:
+        import msgspec  # noqa: PLC0415
+
         told = made._replace(awaited=())._asdict()
         told |= {
             "selector": selector.fields(),
             "awaited": [{"name": one.name, "host": one.host, "most_ms": one.most_ms} for one in made.awaited],
+            "engines": msgspec.to_builtins(engines),
         }
         typer.echo(json.dumps(told))
         return
@@ -136,3 +188,4 @@ def _tell(made: Invalidation, selector: Selector, *, waited: bool, as_json: bool
         typer.echo(f"{text}; in force, but nothing was heard of its completion in time")
     if made.unbound:
         typer.echo(f"{made.unbound} sessions are set to serve what may be stale, and are not waited for")
+    tell(engines)

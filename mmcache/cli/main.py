@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from mmcache.cli.admin.audit import audit
+from mmcache.cli.admin.entries import entries
+from mmcache.cli.admin.sessions import sessions
 from mmcache.cli.controller import controller
 from mmcache.cli.demo.command import demo
 from mmcache.cli.doctor.command import doctor
@@ -29,6 +32,9 @@ app.command()(put)
 app.command()(get)
 app.command()(lookup)
 app.command()(invalidate)
+app.command()(sessions)
+app.command()(entries)
+app.command()(audit)
 app.command()(stats)
 app.command()(doctor)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from commands import KEY, run
+from raw_engine import ALL, RawEngine
 from serving import Serving
 
 from mmcache import EmbeddingKey, MMCache
@@ -65,6 +66,11 @@ def test_all_of_it_needs_a_yes(serving: Serving, cache: MMCache) -> None:
         (["--model", "two words"], "model"),
         (["--mm-hash", ""], "mm_hash"),
         (["--model", "m", "--reason", "r" * 600], "reason"),
+        (["--model", "m", "--engine", "http://127.0.0.1:1"], "--wait"),
+        (["--model", "m", "--wait", "--engine", "127.0.0.1:1"], "--engine"),
+        (["--model", "m", "--wait", "--engine", "http://u:p@127.0.0.1:1"], "credentials"),
+        (["--model", "m", "--wait", "--engines"], "engines.urls"),
+        (["--model", "m", "--dry-run", "--engine", "http://127.0.0.1:1"], "--dry-run"),
     ],
 )
 def test_a_wrong_option_is_named(serving: Serving, options: list[str], word: str) -> None:
@@ -82,6 +88,43 @@ def test_who_is_silent_is_named_and_waited_for(serving: Serving) -> None:
     assert (early.status, early.json["complete"]) == (1, False)
     assert any(str(worker.process.pid) in one["name"] for one in early.json["awaited"])
     assert run("invalidate", *options, config=serving.config).status == 0
+    os.kill(worker.process.pid, signal.SIGCONT)
+
+
+def test_engines_are_cleared_once_it_is_complete(serving: Serving) -> None:
+    with RawEngine(busy=1) as engine:
+        made = run("invalidate", *KEY, "--wait", "--engine", engine.url, "--json", config=serving.config)
+        assert made.status == 0
+        [told] = made.json["engines"]
+        assert (told["url"], told["ok"], len(told["results"])) == (engine.url, True, 3)
+        configured = {"MMCACHE_ENGINES__URLS": f"[{engine.url}]"}
+        again = run("invalidate", *KEY, "--wait", "--engines", config=serving.config, **configured)
+        assert (again.status, f"engine {engine.url}: cleared" in again.out) == (0, True)
+        assert engine.targets == [*ALL, ALL[-1], *ALL]
+        assert run("invalidate", *KEY, "--wait", config=serving.config, **configured).status == 0
+        assert len(engine.asked) == 7, "which nobody asked for"
+
+
+def test_an_engine_that_was_not_cleared_is_told_by_the_status(serving: Serving, cache: MMCache) -> None:
+    assert cache.put(key("engine"), torch.ones(8)).readable
+    with RawEngine() as engine, RawEngine(developing=False) as closed:
+        options = ("--mm-hash", "engine", "--wait", "--engine", closed.url, "--engine", engine.url)
+        made = run("invalidate", *options, config=serving.config)
+        assert made.status == 3
+        assert f"engine {engine.url}: cleared" in made.out
+        assert f"engine {closed.url}: not cleared" in made.out
+        assert "VLLM_SERVER_DEV_MODE=1" in made.out
+    assert cache.get(key("engine")) is None
+
+
+def test_no_engine_is_cleared_before_it_is_complete(serving: Serving) -> None:
+    worker = serving.start_worker("compute_all", keys=1, seed=0, batch=1)
+    assert worker.read()["ready"]
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    with RawEngine() as engine:
+        options = ("--mm-hash", "nobody's", "--wait", "--timeout", "0.3", "--engine", engine.url, "--json")
+        early = run("invalidate", *options, config=serving.config)
+        assert (early.status, early.json["engines"][0]["ok"], engine.asked) == (1, False, [])
     os.kill(worker.process.pid, signal.SIGCONT)
 
 

@@ -45,8 +45,8 @@ def lookup(
 
 
 def _ask(key: EmbeddingKey, settings: Settings) -> Outcome:
+    from mmcache.cli.control_session import open_channel  # noqa: PLC0415
     from mmcache.cli.entries.outcome import Outcome, shapes_of  # noqa: PLC0415
-    from mmcache.cli.sessions import open_channel  # noqa: PLC0415
     from mmcache.entry import decode_info  # noqa: PLC0415
     from mmcache.errors import ControllerUnavailable, DeadlineExceeded  # noqa: PLC0415
 

@@ -9,9 +9,9 @@ from types import TracebackType
 
 import msgspec
 
+from mmcache.cli.control_session import why_no_session
 from mmcache.cli.doctor.finding import Status
 from mmcache.cli.doctor.network import mooncake_process
-from mmcache.cli.sessions import why_no_session
 from mmcache.config import Settings
 from mmcache.control.channel import ControlChannel
 from mmcache.errors import ControllerUnavailable, DeadlineExceeded, MMCacheError

@@ -1,0 +1,1 @@
+"""Commands that ask the controller's admin API: `mmcache sessions`, `entries`, `audit`."""

@@ -1,0 +1,97 @@
+"""`mmcache entries`: what the controller knows of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmcache.cli.admin.options import Admin, JsonLines, Limit
+from mmcache.cli.admin.selecting import Lora, MmHash, Modality, Model, NoLora, Tenant, Version, fields_of
+from mmcache.cli.entries.keys import Config
+from mmcache.cli.errors import reported
+from mmcache.cli.signals import orderly_end
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from mmcache.cli.admin.rows import Entry, Key
+
+
+def entries(
+    model: Model = None,
+    version: Version = None,
+    lora: Lora = None,
+    no_lora: NoLora = False,
+    modality: Modality = None,
+    mm_hash: MmHash = None,
+    tenant: Tenant = None,
+    producer: Annotated[
+        str | None, typer.Option("--producer", metavar="NAME", help="Only by this client (client.name).")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Only published since 2026-12-31T08:00Z, or 2h ago.")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only published until then.")] = None,
+    limit: Limit = 100,
+    admin: Admin = None,
+    config: Config = None,
+    json: JsonLines = False,
+) -> None:
+    """List entries that match all that is given. The store may have evicted one meanwhile: `mmcache get` tells.
+
+    Times are in ISO 8601, of UTC unless they say otherwise (2026-12-31T08:00+01:00), or how long ago (90s, 5min, 2h).
+
+    Asks the controller's admin API (controller.admin), by the token in MMCACHE_TOKEN or the file control.token_file
+    where it wants one; any role will do.
+
+    Exits with 0 if it answers, also if nothing matches; 1 if it does not, 2 for a wrong option, setting or token.
+    """
+    with reported("entries"), orderly_end():
+        from mmcache.cli.admin.listing import Listing, show  # noqa: PLC0415 (`mmcache --help` needs none of it)
+        from mmcache.cli.admin.rows import EntriesPage  # noqa: PLC0415
+        from mmcache.cli.admin.text import moment  # noqa: PLC0415
+        from mmcache.selector import Selector  # noqa: PLC0415
+
+        given = fields_of(model, version, lora, no_lora, modality, mm_hash, tenant)
+        query: dict[str, Any] = Selector(**given).fields()
+        if no_lora:
+            query = {name: value for name, value in query.items() if name != "lora"} | {"no_lora": "true"}
+        now = time.time()
+        query |= {
+            "producer": producer,
+            "created_from": moment("--since", since, now),
+            "created_until": moment("--until", until, now),
+        }
+        listing = Listing("/v1/entries", EntriesPage, "cursor", _table)
+        show(listing, query, config=config, admin=admin, limit=limit, as_json=json)
+
+
+def _table(rows: Sequence[Entry]) -> Table:
+    from mmcache.cli.admin.rows import table_of  # noqa: PLC0415
+    from mmcache.cli.admin.text import when  # noqa: PLC0415
+    from mmcache.cli.doctor.machine import size  # noqa: PLC0415
+
+    return table_of(
+        ("published", "model", "version", "mm_hash", "of", "size", "encoded in", "by"),
+        [
+            (
+                when(row.created),
+                row.key.model,
+                row.key.version,
+                row.key.mm_hash,
+                _rest_of(row.key),
+                size(row.nbytes),
+                f"{row.cost_ms:.1f} ms",
+                row.producer,
+            )
+            for row in rows
+        ],
+    )
+
+
+def _rest_of(key: Key) -> str:
+    lora = "" if key.lora is None else f", lora {key.lora}"
+    return f"{key.modality}, tenant {key.tenant}{lora}"

@@ -1,0 +1,100 @@
+"""What is read of the admin API's answers; fields that are not known here are let through, and left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+from mmcache.cli.admin.text import printable
+
+
+class Session(msgspec.Struct):
+    """One client's session."""
+
+    session: str
+    name: str
+    host: str
+    pid: int
+    live: bool
+    serves_stale: bool
+    acknowledged: int
+    heard_s_ago: float
+    trusted_for_s: float
+
+
+class Key(msgspec.Struct):
+    """An entry's."""
+
+    model: str
+    version: str
+    mm_hash: str
+    lora: str | None
+    modality: str
+    tenant: str
+
+
+class Entry(msgspec.Struct):
+    """One entry that the controller knows."""
+
+    name: str
+    key: Key
+    generation: int
+    nbytes: int
+    cost_ms: float
+    producer: str
+    created: float
+
+
+class Record(msgspec.Struct):
+    """What somebody did."""
+
+    id: int
+    at: float
+    actor: str
+    role: str
+    action: str
+    detail: dict[str, Any]
+    outcome: str
+
+
+class SessionsPage(msgspec.Struct, rename={"rows": "sessions"}):
+    """See `listing.Page`."""
+
+    rows: list[Session]
+    next: str | None
+
+
+class EntriesPage(msgspec.Struct, rename={"rows": "entries"}):
+    """See `listing.Page`."""
+
+    rows: list[Entry]
+    next: str | None
+
+
+class RecordsPage(msgspec.Struct, rename={"rows": "records"}):
+    """See `listing.Page`."""
+
+    rows: list[Record]
+    next: int | None
+
+
+class Matches(msgspec.Struct):
+    """What an invalidation would be for."""
+
+    dry_run: bool
+    matches: int
+    counted_all: bool
+
+
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table in which nothing is cut, and nothing that others wrote means anything."""
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    return table
