@@ -141,10 +141,9 @@ def _carry_out(
         ends = time.monotonic() + (wait_s or 0.0)
         with _progress(quiet) as show:
             while wait_s is not None and not made.complete and (left := ends - time.monotonic()) > 0:
-                # The controller may be restarted meanwhile: it is made all the same, and what was heard last is told.
-                with contextlib.suppress(ControllerUnavailable, DeadlineExceeded):
+                with contextlib.suppress(ControllerUnavailable, DeadlineExceeded):  # it is made: that is told
                     made = follow(channel, made, deadline=time.monotonic() + min(left, _LOOK_SECONDS))
-                show(made)
+                    show(made)
         return made
 
 
@@ -182,10 +181,10 @@ def _tell(
         typer.echo(f"{text}; in force, and complete once all sessions have heard of it (--wait)")
     elif made.complete:
         typer.echo(f"{text}; complete")
-    elif made.waiting:
-        typer.echo(f"{text}; in force, but not complete: {made.waiting} sessions may serve it still{_names(made)}")
+    elif not made.waiting:
+        typer.echo(f"{text}; in force, but the controller did not say in time whether it is complete")
     else:
-        typer.echo(f"{text}; in force, but nothing was heard of its completion in time")
+        typer.echo(f"{text}; in force, but not complete: {made.waiting} sessions may serve it still{_names(made)}")
     if made.unbound:
         typer.echo(f"{made.unbound} sessions are set to serve what may be stale, and are not waited for")
     tell(engines)
