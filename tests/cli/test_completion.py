@@ -51,11 +51,14 @@ def test_commands_and_options_are_completed(words: str, expected: set[str]) -> N
 
 def test_help_offers_it_and_lists_every_command() -> None:
     words = run("--help").out
-    commands = ("up", "controller", "demo", "put", "get", "lookup", "stats", "doctor")
+    commands = ("up", "controller", "demo", "put", "get", "lookup", "invalidate", "stats", "doctor")
+    commands += ("sessions", "entries", "audit")
     assert all(word in words for word in ("--install-completion", "--show-completion", *commands))
 
 
-@pytest.mark.parametrize("command", ["put", "get", "lookup", "stats", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["put", "get", "lookup", "invalidate", "sessions", "entries", "audit", "stats", "doctor"]
+)
 def test_the_help_of_each_command_documents_its_exit_status(command: str) -> None:
     ran = run(command, "--help")
     assert ran.status == 0

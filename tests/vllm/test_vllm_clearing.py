@@ -15,6 +15,7 @@ from vllm_engines import ServedEngine, started
 
 from benchmarks.parts import Parts
 from mmcache.config import without_settings
+from mmcache.http_call import call
 
 pictures = Pictures(9000)
 
@@ -23,6 +24,9 @@ class Held(NamedTuple):
     engine: ServedEngine
     url: str
     config: str
+
+    def post(self, target: str) -> None:
+        assert call("POST", self.url + target, timeout=PATIENCE_S, body=b"").status == 200
 
     def invalidate(self, *arguments: str) -> dict[str, Any]:
         """What the command says, once it has succeeded."""
@@ -47,8 +51,10 @@ def held(model, cluster: Parts) -> Iterator[Held]:
         yield Held(engine, f"http://127.0.0.1:{engine.port}", str(cluster.config))
 
 
-@pytest.mark.parametrize("field", ["--mm-hash", "--model"])
-def test_what_an_engine_holds_is_encoded_anew_only_once_it_is_cleared(held: Held, model, field: str) -> None:
+@pytest.mark.parametrize(("field", "paused"), [("--mm-hash", False), ("--model", True)])
+def test_what_an_engine_holds_is_encoded_anew_only_once_it_is_cleared(
+    held: Held, model, field: str, paused: bool
+) -> None:
     picture = pictures()
     identifier = f"picture-{field.strip('-')}"
     value = identifier if field == "--mm-hash" else model("vision")
@@ -64,8 +70,12 @@ def test_what_an_engine_holds_is_encoded_anew_only_once_it_is_cleared(held: Held
     assert encodes() == 0
     assert held.invalidate(field, value)["complete"]
     assert encodes() == 0, "which is what the engine holds of its own"
+    if paused:
+        held.post("/pause?mode=keep")  # of all modes the one that clears nothing by itself
     made = held.invalidate(field, value, "--engine", held.url)
     assert [told["ok"] for told in made["engines"]] == [True]
+    if paused:
+        held.post("/resume")
     assert encodes() == 1
     assert encodes() == 0
 
