@@ -207,3 +207,8 @@ def store_name(key: EmbeddingKey, *, lineage: str, generation: int) -> str:
     if generation < 0:
         raise InvalidKey(f"generation must be from 0 up, got {generation}")
     return f"{_name_stem(lineage, key.scope)}{key.mm_digest.hex()}.{generation}"
+
+
+def store_name_of(digests: bytes, *, lineage: str, generation: int) -> str:
+    """The same name from the 64 bytes of a scope's digest and that of an mm_hash."""
+    return f"mmc1.{lineage}.{digests[:DIGEST_BYTES].hex()}.{digests[DIGEST_BYTES:].hex()}.{generation}"

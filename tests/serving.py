@@ -34,11 +34,11 @@ def store_of(cache: MMCache) -> Store:
     return cache._attacher.require().store
 
 
-def name_of(cache: MMCache, key: EmbeddingKey) -> str:
-    """The name that an entry has in the store now."""
+def name_of(cache: MMCache, key: EmbeddingKey, generation: int = 0) -> str:
+    """The name that an entry has in the store, at first and before any invalidation."""
     view = cache._channel.fresh()
     assert view is not None
-    return store_name(key, lineage=view.lineage, generation=0)
+    return store_name(key, lineage=view.lineage, generation=generation)
 
 
 def plant(cache: MMCache, key: EmbeddingKey, content: bytes | bytearray) -> None:
@@ -130,6 +130,7 @@ class Serving:
         environment: for the sidecar, besides this process's.
         durable: whether the controller has a file for what is to outlive it.
         admin_tokens: the text of the controller's token file; None: it has no admin API.
+        controller_store: settings of the store for the controller, besides where its master is.
         sections: more of the controller's settings.
     """
 
@@ -148,6 +149,7 @@ class Serving:
         claim_timeout: float = 3.0,
         durable: bool = False,
         admin_tokens: str | None = None,
+        controller_store: Mapping[str, Any] = NO_SECTIONS,
         sections: Mapping[str, Any] = NO_SECTIONS,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="mmcache-test-")
@@ -164,7 +166,7 @@ class Serving:
             claim_timeout=claim_timeout,
             durable=durable,
             admin_tokens=admin_tokens,
-            sections={"store": {"master": self.store.master.address}, **sections},
+            sections={"store": {"master": self.store.master.address, **controller_store}, **sections},
         )
         self.config = self.write_config("client.yaml")
         self._caches: list[MMCache] = []

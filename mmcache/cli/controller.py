@@ -13,11 +13,12 @@ import typer
 
 from mmcache.cli.errors import ClusterError, reported
 from mmcache.config import Settings, load
-from mmcache.errors import ConfigError
+from mmcache.errors import ConfigError, StoreUnavailable
 
 if TYPE_CHECKING:
     from mmcache.controller.admin.service import AdminService
     from mmcache.controller.mailbox import Mailbox
+    from mmcache.controller.reaper.service import Reaper
     from mmcache.controller.state.base import StateStore
 
 _log = logging.getLogger(__name__)
@@ -71,11 +72,13 @@ def _serve(settings: Settings) -> None:
         with contextlib.ExitStack() as stack:
             store = stack.enter_context(contextlib.closing(_open_state(settings.controller.state)))
             core, recorder = begin_term(store, limits)
-            mailbox, admin = None, None
+            admin = None
+            mailbox = Mailbox()
             if settings.controller.admin is not None:
-                mailbox = Mailbox()
                 admin = stack.enter_context(_start_admin(settings, mailbox, store))
-                stack.callback(mailbox.close)
+            if settings.controller.reaper and (reaper := _start_reaper(settings, mailbox)) is not None:
+                stack.enter_context(reaper)
+            stack.callback(mailbox.close)
 
             def tell(address: str) -> None:
                 _say_ready(address, settings.controller.state)
@@ -118,6 +121,19 @@ def _start_admin(settings: Settings, mailbox: Mailbox, store: StateStore) -> Adm
     from mmcache.controller.admin.service import AdminService  # noqa: PLC0415 (nobody else needs FastAPI)
 
     return AdminService(settings, mailbox, store, environ=os.environ)
+
+
+def _start_reaper(settings: Settings, mailbox: Mailbox) -> Reaper | None:
+    """None where there is no Mooncake: a controller may well run without."""
+    from mmcache.controller.reaper.service import Reaper  # noqa: PLC0415
+    from mmcache.store.launch import mooncake_folder  # noqa: PLC0415
+
+    try:
+        mooncake_folder()
+    except StoreUnavailable as error:
+        _log.warning("bytes of what was invalidated are left to the store's eviction (controller.reaper): %s", error)
+        return None
+    return Reaper(settings.store, mailbox)
 
 
 def _milliseconds(seconds: float) -> int:

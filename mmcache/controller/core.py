@@ -65,6 +65,7 @@ from mmcache.controller.durable import MAX_TERMS, Past, ToWrite
 from mmcache.controller.followers import LOCAL, Follower
 from mmcache.controller.invalidations import Invalidations
 from mmcache.controller.limits import ControllerLimits
+from mmcache.controller.removals import Removals
 from mmcache.controller.sessions import Session, Sessions
 from mmcache.controller.views import Views
 from mmcache.key import DIGEST_BYTES, Scope, mm_digest
@@ -121,7 +122,11 @@ class ControllerCore:
         """Whether the sessions of earlier terms have ended since it was last told."""
         self._scopes = {scope.digest: scope for scope in past.scopes}
         self._new_scopes: list[Scope] = []
-        self._directory = Directory(max_entries=limits.max_entries)
+        self._counts: Counter[str] = Counter()
+        self.removals = Removals(
+            lineage=past.lineage, lease_ms=limits.lease_ms, most=limits.max_removals, counts=self._counts
+        )
+        self._directory = Directory(max_entries=limits.max_entries, removals=self.removals)
         self._claims = Claims(
             claim_ms=limits.claim_ms,
             hold_ms=limits.hold_ms,
@@ -151,7 +156,6 @@ class ControllerCore:
         self.views = Views(
             self._sessions, self._directory, self._invalidations, self._scopes, term=term, lineage=past.lineage
         )
-        self._counts: Counter[str] = Counter()
         self._settled = -math.inf  # what was due by then is over
         self._later: Effects = []
         """What the message at hand brings about besides its answer."""
@@ -280,6 +284,7 @@ class ControllerCore:
             "invalidations": len(self._invalidations.table),
             "invalidations_pending": len(self._invalidations.pending),
             "head": self._invalidations.head,
+            "removals": len(self.removals),
             **dict(sorted(self._counts.items())),
         }
 
@@ -445,8 +450,11 @@ class ControllerCore:
                     hit, new = self._directory.enter(name, entry, session.name, now)
                     found = CommitStatus.STORED if new else CommitStatus.DUPLICATE
                     status = CommitStatus.REFUSED if hit is None else found
+                elif entry.generation < generation:
+                    status = CommitStatus.OUTDATED
+                    self.removals.add(name, entry.generation)
                 else:
-                    status = CommitStatus.OUTDATED if entry.generation < generation else CommitStatus.REFUSED
+                    status = CommitStatus.REFUSED
                 results.append(status)
                 if hit is not None:
                     wakes += self._claims.committed(name, hit)

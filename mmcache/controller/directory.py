@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from mmcache.control.messages import Commitment, Hit
+from mmcache.controller.removals import Removals
 from mmcache.controller.shelves import Shelves
 
 
@@ -29,10 +30,15 @@ class Directory:
 
     Revisions grow within the term and are never used twice, so a report about an entry that has been replaced or seen
     again since is recognised.
+
+    Args:
+        max_entries: how many it holds.
+        removals: told of each entry that is forgotten because its generation is old.
     """
 
-    def __init__(self, *, max_entries: int) -> None:
+    def __init__(self, *, max_entries: int, removals: Removals) -> None:
         self._max_entries = max_entries
+        self._removals = removals
         self._entries: dict[bytes, Entry] = {}
         self._shelves = Shelves()
         self._revision = 0
@@ -76,6 +82,8 @@ class Directory:
         self._entries[name] = Entry(hit, commitment.mm_hash, commitment.cost_ms, producer, now)
         if known is None:
             self._shelves.add(name, self._entries)
+        else:
+            self._removals.add(name, known.hit.generation)
         return hit, True
 
     def drop(self, name: bytes, revision: int) -> bool:
@@ -109,7 +117,7 @@ class Directory:
             if (entry := self._entries.get(name)) is not None and entry.hit.generation != generation_of(name)
         ]
         for name in outdated:
-            del self._entries[name]
+            self._removals.add(name, self._entries.pop(name).hit.generation)
         if len(names) < most:
             self._to_sweep = iter(list(self._entries)) if self._sweep_again else None
             self._sweep_again = False

@@ -31,6 +31,8 @@ class ControllerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Of which a generation table is made; beyond it the oldest are replaced by coarser ones."""
     max_followers: int = 10_000
     """Most requests that wait for an invalidation to be complete."""
+    max_removals: int = 2_000_000
+    """Most names whose bytes are to be given back; the store's eviction takes what is beyond it."""
 
     max_abandonments: int = 100
     """Most names at once that clients find to be of no use and that are invalidated for it."""

@@ -60,7 +60,8 @@ class Mailbox:
         return len(self._waiting) + len(self._asked)
 
     def call(self, read: Callable[[ControllerCore, float], Result]) -> Future[Result]:
-        """Have a function called that only reads. It gets the core and its time, and must take a few milliseconds.
+        """Have a function called that brings about no messages. It gets the core and its time, and must take a few
+        milliseconds.
 
         Raises MailboxFull or MailboxClosed, and so may the future, besides what the function raises.
         """

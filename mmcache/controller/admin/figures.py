@@ -15,6 +15,7 @@ SIZES: Final = {
     "invalidations": "Invalidations that count",
     "invalidations_pending": "Invalidations that are not complete",
     "head": "Number of the last invalidation",
+    "removals": "Names whose bytes the store is to give back",
 }
 """Of `ControllerCore.stats()`, what is no count since the start."""
 

@@ -1,0 +1,90 @@
+"""What the reaper's child and its parent tell each other is read strictly."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given
+
+from mmcache.config import StoreSettings
+from mmcache.controller.reaper.messages import (
+    MAX_MESSAGE_BYTES,
+    Attach,
+    Attached,
+    Failed,
+    Remove,
+    Removed,
+    decode_from_child,
+    decode_to_child,
+    encode,
+)
+from mmcache.controller.removals import BATCH
+from mmcache.key import store_name_of
+from mmcache.store.base import Outcome
+
+LONGEST = store_name_of(b"\xff" * 64, lineage="z" * 32, generation=(1 << 63) - 1)
+NUMBERS = st.integers(0, (1 << 63) - 1)
+STORE = StoreSettings(master="10.0.0.5:1", sidecar="[::1]:2", attach="sidecar", devices="mlx5_0", lease=0.5)
+NOT_MESSAGES = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+@given(NUMBERS, st.lists(st.just(LONGEST), min_size=1, max_size=BATCH))
+def test_a_batch_comes_back_as_it_was_and_fits(number: int, names: list[str]) -> None:
+    remove = Remove(number, names)
+    packet = encode(remove)
+    assert len(packet) <= MAX_MESSAGE_BYTES
+    assert decode_to_child(packet) == remove
+
+
+@given(NUMBERS, st.lists(st.sampled_from(Outcome), min_size=1, max_size=BATCH))
+def test_what_became_of_a_batch_comes_back_as_it_was(number: int, outcomes: list[Outcome]) -> None:
+    removed = Removed(number, outcomes)
+    assert decode_from_child(encode(removed)) == removed
+
+
+@pytest.mark.parametrize("message", [Attached("sidecar"), Failed("no master")])
+def test_the_childs_other_words_come_back_as_they_were(message: object) -> None:
+    assert decode_from_child(encode(message)) == message
+
+
+def test_the_settings_come_back_as_they_were() -> None:
+    assert decode_to_child(encode(Attach(STORE))) == Attach(STORE)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [2, 1, []],
+        [2, 1, ["a"] * (BATCH + 1)],
+        [2, 1, [""]],
+        [2, 1, ["a" * 257]],
+        [2, 1, [b"a"]],
+        [2, -1, ["a"]],
+        [2, 1, ["a"], 1],
+        [2, 1],
+        [1, {"master": "nowhere"}],
+        [1, {"master": "a:1", "attach": "sidecar"}],
+        [13, 1, ["ok"]],
+        [7],
+        None,
+    ],
+)
+def test_what_is_nothing_of_the_parents_is_refused(value: object) -> None:
+    with pytest.raises(NOT_MESSAGES):
+        decode_to_child(msgspec.msgpack.encode(value))
+
+
+@pytest.mark.parametrize("value", [[13, 1, ["fine"]], [13, 1, [0]], [13, 1, []], [12, "a" * 1025], [2, 1, ["a"]], []])
+def test_what_is_nothing_of_the_childs_is_refused(value: object) -> None:
+    with pytest.raises(NOT_MESSAGES):
+        decode_from_child(msgspec.msgpack.encode(value))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_at_all_are_a_message_or_refused(packet: bytes) -> None:
+    for decode in (decode_to_child, decode_from_child):
+        try:
+            decode(packet)
+        except NOT_MESSAGES:
+            continue
