@@ -1,11 +1,12 @@
-"""How the results of many keys fit into messages, none of which may be too large."""
+"""How the results of many keys fit into messages, none of which may be too large, and are counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from mmcache.control.messages import MAX_INFO_BYTES, MAX_MESSAGE_BYTES, Answer, Hit, Resolution
+from mmcache.control.messages import MAX_INFO_BYTES, MAX_MESSAGE_BYTES, Answer, Granted, Hit, Resolution, Unclaimed
 from mmcache.controller.claims import WAITING, Wake
 
 RESULT_BYTES: Final = 64
@@ -43,3 +44,19 @@ def cut(results: list[Answer], session: int, request: int) -> list[Wake]:
                 follows.append(Wake(session, request, position, result))
                 results[position] = WAITING
     return follows
+
+
+def count_results(counts: Counter[str], what: str, results: Iterable[Answer]) -> None:
+    """Count each result of what was asked, by its kind."""
+    hits = granted = 0
+    for result in results:
+        if (kind := type(result)) is Hit:  # nearly all are one of two, and isinstance is slow to say no
+            hits += 1
+        elif kind is Granted:
+            granted += 1
+        else:
+            counts[f"{what}.{result.reason if isinstance(result, Unclaimed) else 'waiting'}"] += 1
+    if hits:
+        counts[f"{what}.hit"] += hits
+    if granted:
+        counts[f"{what}.granted"] += granted

@@ -25,7 +25,6 @@ from mmcache.control.messages import (
     AbortReason,
     Acquire,
     Acquired,
-    Answer,
     Applied,
     ClientMessage,
     Commit,
@@ -36,7 +35,6 @@ from mmcache.control.messages import (
     Follow,
     Found,
     Goodbye,
-    Granted,
     Heartbeat,
     HeartbeatAnswer,
     Hello,
@@ -58,7 +56,7 @@ from mmcache.control.messages import (
 )
 from mmcache.controller.abandonments import Abandonments, abandonment
 from mmcache.controller.announcements import LOCAL_PEER, Announcements, Asked
-from mmcache.controller.answers import RESULT_BYTES, SURE_TO_FIT, batched, cut
+from mmcache.controller.answers import RESULT_BYTES, SURE_TO_FIT, batched, count_results, cut
 from mmcache.controller.claims import ASK_AGAIN, Claims, Wake
 from mmcache.controller.directory import Directory
 from mmcache.controller.durable import MAX_TERMS, Past, ToWrite
@@ -427,7 +425,7 @@ class ControllerCore:
             wait_until=now + acquire.wait_ms / 1000,
             now=now,
         )
-        self._count_results("acquire", results)
+        count_results(self._counts, "acquire", results)
         follows = cut(results, session.number, acquire.request) if len(results) > SURE_TO_FIT else ()
         return Acquired(self.term, session.number, acquire.request, results), follows
 
@@ -556,7 +554,7 @@ class ControllerCore:
         return True
 
     def _resolved(self, wakes: Sequence[Wake]) -> Effects:
-        self._count_results("resolved", [wake.result for wake in wakes])
+        count_results(self._counts, "resolved", [wake.result for wake in wakes])
         return [
             (self._sessions.peer_of(session), Resolved(self.term, session, request, results))
             for session, request, results in batched(wakes)
@@ -565,15 +563,3 @@ class ControllerCore:
     def _refused(self, request: int, word: str, reason: str) -> Refused:
         self._counts[f"refused.{word}"] += 1
         return Refused(request, reason[:MAX_REASON])
-
-    def _count_results(self, what: str, results: Iterable[Answer]) -> None:
-        hits = granted = 0
-        for result in results:
-            if (kind := type(result)) is Hit:  # nearly all are one of two, and isinstance is slow to say no
-                hits += 1
-            elif kind is Granted:
-                granted += 1
-            else:
-                self._counts[f"{what}.{result.reason if isinstance(result, Unclaimed) else 'waiting'}"] += 1
-        self.count(f"{what}.hit", hits)
-        self.count(f"{what}.granted", granted)

@@ -188,9 +188,7 @@ def test_it_goes_by_the_sidecar_where_the_controller_has_one() -> None:
     with made() as serving:
         serving.controller.kill()
         config = serving.controller._config
-        config.write_text(
-            config.read_text().replace('"master"', f'"sidecar": "{serving.sidecar.address}", "master"')
-        )
+        config.write_text(config.read_text().replace('"master"', f'"sidecar": "{serving.sidecar.address}", "master"'))
         serving.controller.start()
         wait_child(serving)
         assert "attached to the store: sidecar" in serving.controller.log.read_text()

@@ -1,1 +1,1 @@
-"""Gives bytes back that nobody reads any more: a thread of the controller's, and a child process that asks the store."""
+"""Gives bytes back that nobody reads any more: a thread of the controller, and a child process that asks the store."""

@@ -30,7 +30,7 @@ from mmcache.errors import MMCacheError, StoreUnavailable
 from mmcache.store.base import Outcome
 
 START_TIMEOUT_S: Final = 60.0
-"""How long it may take to start and to attach: Mooncake's set-up alone takes up to 5 s on a machine with nothing to do."""
+"""How long it may take to start and to attach: Mooncake's set-up alone takes up to 5 s on an idle machine."""
 ANSWER_TIMEOUT_S: Final = 15.0
 """How long a batch may take, before it counts as hung."""
 _END_PATIENCE_S: Final = 1.0

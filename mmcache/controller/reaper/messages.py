@@ -1,7 +1,7 @@
 """What the controller and its reaper's child tell each other: msgpack arrays over a SOCK_SEQPACKET pair.
 
-    Attach ──► Attached | Failed, and the child ends        once, at first
-    Remove ──► Removed                                      one at a time
+Attach ──► Attached | Failed, and the child ends        once, at first
+Remove ──► Removed                                      one at a time
 """
 
 from __future__ import annotations
