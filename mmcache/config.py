@@ -141,7 +141,7 @@ class ControllerSettings(_Section, frozen=True, kw_only=True):
     admin_open: Annotated[bool, Flag()] = False
     """Let it be reached from elsewhere without tokens."""
     reaper: Annotated[bool, Flag()] = True
-    """Have a child process remove from the store (`store.master`) what was invalidated; else its own eviction takes it."""
+    """Have a child process remove what was invalidated from the store (`store.master`); else its own eviction does."""
     max_entries: Annotated[int, Count()] = 2_000_000
     max_sessions: Annotated[int, Count(most=1_000_000)] = 10_000
 
