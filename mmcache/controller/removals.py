@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, deque
+import struct
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -27,7 +28,8 @@ MOST_LEASES: Final = 64
 """How many leases long the wait between two tries becomes, doubling from one."""
 FIRST_PAUSE_S: Final = 1.0
 MOST_PAUSE_S: Final = 60.0
-_GENERATION_BYTES: Final = 8
+_RECORD: Final = struct.Struct(">64sQB")
+"""A name, its generation, and how often it was tried in vain."""
 _SILENT: Final = frozenset({Outcome.UNAVAILABLE, Outcome.TIMED_OUT})
 
 
@@ -50,18 +52,18 @@ class Removals:
         self._most = most
         self._counts = counts
         self._wanted = False
-        # Millions of them: a name and its generation in one object, which no collector walks.
-        self._due: deque[bytes] = deque()
+        # Millions of them, one record after the other: nothing for the garbage collector to walk.
+        self._due = bytearray()
         self._later: list[tuple[float, bytes]] = []
-        self._out: list[bytes] = []
-        self._tries: dict[bytes, int] = {}
-        """How often those that are there still were tried in vain."""
+        """A heap: records by the time when they are due again."""
+        self._later_bytes = 0
+        self._out = b""
         self._silences = 0
         """How often in a row the store, or who was to ask it, gave no answer."""
         self._paused_until = -math.inf
 
     def __len__(self) -> int:
-        return len(self._due) + len(self._later) + len(self._out)
+        return (len(self._due) + self._later_bytes + len(self._out)) // _RECORD.size
 
     def add(self, name: bytes, generation: int) -> None:
         """Nobody reads this generation of a name any more; a name is the 64 bytes that the directory knows."""
@@ -70,7 +72,7 @@ class Removals:
         if len(self) >= self._most:
             self._counts["removal.forgotten"] += 1
             return
-        self._due.append(name + generation.to_bytes(_GENERATION_BYTES, "big"))
+        self._due += _RECORD.pack(name, generation, 0)
 
     def take(self, now: float) -> list[str]:
         """The store's names of the next batch; none: nothing is to be done now. `done` follows.
@@ -82,57 +84,60 @@ class Removals:
             self._lost(now)
         if now < self._paused_until:
             return []
-        while self._due and len(self._out) < BATCH:
-            self._out.append(self._due.popleft())
-        while self._later and self._later[0][0] <= now and len(self._out) < BATCH:
-            self._out.append(heapq.heappop(self._later)[1])
+        most = BATCH * _RECORD.size
+        while len(self._due) < most and self._later and self._later[0][0] <= now:
+            records = heapq.heappop(self._later)[1]
+            self._later_bytes -= len(records)
+            self._due += records
+        self._out = bytes(self._due[:most])
+        del self._due[:most]
         return [
-            store_name_of(
-                removal[:-_GENERATION_BYTES],
-                lineage=self._lineage,
-                generation=int.from_bytes(removal[-_GENERATION_BYTES:], "big"),
-            )
-            for removal in self._out
+            store_name_of(name, lineage=self._lineage, generation=generation)
+            for name, generation, _ in _RECORD.iter_unpack(self._out)
         ]
 
     def done(self, outcomes: Sequence[Outcome], now: float) -> None:
         """What became of the batch, name by name. Raises ValueError for another number of them."""
-        if len(outcomes) != len(self._out):
-            raise ValueError(f"outcomes: {len(outcomes)} for a batch of {len(self._out)}")
-        out, self._out = self._out, []
+        if len(outcomes) * _RECORD.size != len(self._out):
+            raise ValueError(f"outcomes: {len(outcomes)} for a batch of {len(self._out) // _RECORD.size}")
+        out, self._out = self._out, b""
+        again: dict[int, bytes] = {}
+        """Records to be tried again, by how often they were tried."""
         silent = False
-        for removal, outcome in zip(out, outcomes, strict=True):
+        for (name, generation, tries), outcome in zip(_RECORD.iter_unpack(out), outcomes, strict=True):
             if outcome is Outcome.OK or outcome is Outcome.NOT_FOUND:
                 self._counts["removed" if outcome is Outcome.OK else "removal.gone"] += 1
-                self._tries.pop(removal, None)
                 continue
             self._counts[f"removal.{outcome.value}"] += 1
             if outcome in _SILENT:
                 silent = True
-                self._due.append(removal)
-            elif tries := self._tried(removal):
-                wait = self._lease_s * min(2 ** (tries - 1), MOST_LEASES)
-                heapq.heappush(self._later, (now + wait, removal))
+                self._due += _RECORD.pack(name, generation, tries)
+            else:
+                again[tries] = again.get(tries, b"") + self._tried(name, generation, tries)
+        for tries, records in again.items():
+            if records:
+                wait = self._lease_s * min(2**tries, MOST_LEASES)
+                heapq.heappush(self._later, (now + wait, records))
+                self._later_bytes += len(records)
         if silent:
             self._pause(now)
-        elif out:
+        elif outcomes:
             self._silences = 0
 
     def _lost(self, now: float) -> None:
         """Nobody knows what became of the batch. It goes to the end: should it be what kills, others go first."""
-        self._counts["removal.lost"] += len(self._out)
-        self._due += [removal for removal in self._out if self._tried(removal)]
-        self._out = []
+        for name, generation, tries in _RECORD.iter_unpack(self._out):
+            self._counts["removal.lost"] += 1
+            self._due += self._tried(name, generation, tries)
+        self._out = b""
         self._pause(now)
 
-    def _tried(self, removal: bytes) -> int:
-        """Count a try in vain; returns how many there were. 0: that is enough, and it is forgotten."""
-        tries = self._tries.pop(removal, 0) + 1
-        if tries >= MOST_TRIES:
+    def _tried(self, name: bytes, generation: int, tries: int) -> bytes:
+        """The record after one more try in vain. Empty: that is enough, and it is forgotten."""
+        if tries + 1 >= MOST_TRIES:
             self._counts["removal.forgotten"] += 1
-            return 0
-        self._tries[removal] = tries
-        return tries
+            return b""
+        return _RECORD.pack(name, generation, tries + 1)
 
     def _pause(self, now: float) -> None:
         self._paused_until = now + min(FIRST_PAUSE_S * 2 ** min(self._silences, 10), MOST_PAUSE_S)

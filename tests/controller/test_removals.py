@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from unittest import mock
 
 import hypothesis.strategies as st
@@ -172,6 +173,34 @@ def test_names_whose_leases_end_together_come_in_batches_too_and_after_new_ones(
     later = LEASE_S + LEASE_MARGIN_S
     taken = waiting.take(later)
     assert (len(taken), taken[0]) == (BATCH, name(BATCH, 1))
+
+
+def test_what_was_tried_in_vain_ten_times_is_forgotten_and_each_wait_is_twice_the_last() -> None:
+    waiting, counts = made()
+    waiting.take(0.0)
+    waiting.add(digests(1), 1)
+    now, tried = 0, []
+    while len(waiting):
+        if waiting.take(now):
+            tried.append(now)
+            waiting.done([Outcome.LEASED], now)
+        now += 1
+    assert (len(tried), counts["removal.leased"], counts["removal.forgotten"]) == (MOST_TRIES, MOST_TRIES, 1)
+    leases = (1, 2, 4, 8, 16, 32, 64, 64, 64)
+    assert [after - before for before, after in pairwise(tried)] == [(LEASE_S + LEASE_MARGIN_S) * n for n in leases]
+
+
+def test_a_batch_of_which_nobody_knows_is_tried_again_after_the_others_and_not_for_ever() -> None:
+    waiting, counts = made()
+    waiting.take(0.0)
+    for number in range(BATCH + 1):
+        waiting.add(digests(number), 1)
+    waiting.take(0.0)
+    assert waiting.take(0.0) == [], "there is a pause first"
+    assert waiting.take(1.0)[:2] == [name(BATCH, 1), name(0, 1)]
+    for turn in range(2, 4 * MOST_TRIES):
+        waiting.take(turn * MOST_PAUSE_S)
+    assert (len(waiting), counts["removal.forgotten"]) == (0, BATCH + 1)
 
 
 def test_a_name_of_which_new_bytes_came_while_it_was_out_is_offered_again() -> None:
