@@ -22,7 +22,7 @@ from mmcache.control.batches import CommitEntry
 from mmcache.control.messages import CommitStatus
 from mmcache.key import EmbeddingKey
 
-LONG = 60.0
+LONG = 120.0
 LEASE_S = 2.0
 
 
