@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from mmcache.config import StoreSettings
 from mmcache.controller.reaper.messages import (
@@ -29,6 +29,7 @@ STORE = StoreSettings(master="10.0.0.5:1", sidecar="[::1]:2", attach="sidecar", 
 NOT_MESSAGES = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
+@example((1 << 63) - 1, [LONGEST] * BATCH)
 @given(NUMBERS, st.lists(st.just(LONGEST), min_size=1, max_size=BATCH))
 def test_a_batch_comes_back_as_it_was_and_fits(number: int, names: list[str]) -> None:
     remove = Remove(number, names)
