@@ -20,19 +20,43 @@ import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 import yaml
 
 from mmcache.errors import ConfigError
-from mmcache.setting_kinds import BadValue, Choice, Count, Duration, Endpoint, Flag, Kind, Size, Text, Url, Urls
+from mmcache.setting_kinds import (
+    BadValue,
+    Choice,
+    Count,
+    CurveKey,
+    Duration,
+    Endpoint,
+    Flag,
+    Kind,
+    Size,
+    Text,
+    Url,
+    Urls,
+)
 
 MAX_FILE_BYTES: Final = 1 << 20
 """A larger file is no configuration."""
 
 CONFIG_VARIABLE: Final = "MMCACHE_CONFIG"
 _PREFIX: Final = "MMCACHE_"
+
+
+class _Incomplete(ConfigError):
+    """Each value is possible in itself, but `setting` is of no use without another one."""
+
+    def __init__(self, setting: str, message: str) -> None:
+        super().__init__(message)
+        self.setting = setting
+
+
+_Made = TypeVar("_Made", bound="_Section")
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +98,8 @@ class StoreSettings(_Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.attach == "sidecar" and self.sidecar is None:
-            raise ConfigError("store.attach is sidecar, but store.sidecar (its HOST:PORT) is not set")
+            message = "store.attach is sidecar, but store.sidecar (its HOST:PORT) is not set"
+            raise _Incomplete("store.attach", message)
 
 
 class ControlSettings(_Section, frozen=True, kw_only=True):
@@ -87,6 +112,14 @@ class ControlSettings(_Section, frozen=True, kw_only=True):
     """URL of its admin API, for commands that ask it. None: what `controller.admin` says here."""
     token_file: Annotated[str | None, Text(optional=True, max_length=4096)] = None
     """File with a token for it, which nobody else may read. MMCACHE_TOKEN, a token, goes before it."""
+    controller_key: Annotated[str | None, CurveKey(optional=True)] = None
+    """The controller's public key (`mmcache keys new`), 40 characters. None: the connection is not secured."""
+    secret_key_file: Annotated[str | None, Text(optional=True, max_length=4096)] = None
+    """File of this client's own secret key, which nobody else may read; the controller must know the public one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _both_or_none(self, ("controller_key", "the controller's public key"), ("secret_key_file", "this client's own"))
 
 
 class ClientSettings(_Section, frozen=True, kw_only=True):
@@ -126,6 +159,11 @@ class ControllerSettings(_Section, frozen=True, kw_only=True):
 
     bind: Annotated[str, Endpoint(scheme="tcp://", lowest_port=0)] = "tcp://127.0.0.1:7710"
     """Port 0 takes a free one."""
+    secret_key_file: Annotated[str | None, Text(optional=True, max_length=4096)] = None
+    """File of the controller's secret key (`mmcache keys new`), which nobody else may read. None: connections are not
+    secured, and whoever reaches the port may speak to the controller."""
+    client_keys_file: Annotated[str | None, Text(optional=True, max_length=4096)] = None
+    """File of the public keys of clients that may connect, one a line; read again when it changes."""
     session_ttl: Annotated[float, Duration(least=0.1, most=3600.0)] = 5.0
     """A client that could not renew its session for so long serves nothing."""
     claim_timeout: Annotated[float, Duration(least=0.1, most=3600.0)] = 10.0
@@ -144,6 +182,20 @@ class ControllerSettings(_Section, frozen=True, kw_only=True):
     """Have a child process remove what was invalidated from the store (`store.master`); else its own eviction does."""
     max_entries: Annotated[int, Count()] = 2_000_000
     max_sessions: Annotated[int, Count(most=1_000_000)] = 10_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _both_or_none(
+            self, ("secret_key_file", "the controller's own"), ("client_keys_file", "the public keys of its clients")
+        )
+
+
+def _both_or_none(section: _Section, one: tuple[str, str], other: tuple[str, str]) -> None:
+    """Two settings that are of use only together, each with what it is."""
+    for (given, _), (missing, what) in ((one, other), (other, one)):
+        if getattr(section, given) is not None and getattr(section, missing) is None:
+            there, lacking = f"{section.section}.{given}", f"{section.section}.{missing}"
+            raise _Incomplete(there, f"{there} is set, but {lacking} ({what}) is not; `mmcache keys new` makes keys")
 
 
 class EnginesSettings(_Section, frozen=True, kw_only=True):
@@ -226,17 +278,20 @@ def load(
             section, _, setting = name.partition(".")
             values[section][setting] = value
             places[name] = where
-    try:
-        store = StoreSettings(**values["store"])
-    except ConfigError as error:  # each value is possible in itself, but not this attachment without an address
-        raise ConfigError(f"{places['store.attach']}: {error}") from error
     return Settings(
-        store=store,
-        control=ControlSettings(**values["control"]),
-        client=ClientSettings(**values["client"]),
-        controller=ControllerSettings(**values["controller"]),
-        engines=EnginesSettings(**values["engines"]),
+        store=_made(StoreSettings, values["store"], places),
+        control=_made(ControlSettings, values["control"], places),
+        client=_made(ClientSettings, values["client"], places),
+        controller=_made(ControllerSettings, values["controller"], places),
+        engines=_made(EnginesSettings, values["engines"], places),
     )
+
+
+def _made(section: type[_Made], values: dict[str, Any], places: Mapping[str, str]) -> _Made:
+    try:
+        return section(**values)
+    except _Incomplete as error:
+        raise ConfigError(f"{places[error.setting]}: {error}") from error
 
 
 def _checked(assignments: Iterable[_Assignment]) -> Iterator[tuple[str, object, str]]:

@@ -13,6 +13,8 @@ from typing import Final
 import msgspec
 import yaml
 
+from mmcache.curve import CHARACTERS, is_key
+
 _DAY: Final = 86_400.0
 
 _SIZE_UNITS: Final = {"B": 1} | {
@@ -161,6 +163,15 @@ def _is_address(text: str | None) -> bool:
         return text is None or bool(ipaddress.IPv6Address(text))
     except ValueError:
         return False
+
+
+class CurveKey(Text, frozen=True):
+    """A public key of CURVE, in Z85."""
+
+    def _check(self, value: object) -> str:
+        if not isinstance(value, str) or not is_key(value):  # it is not shown: it may be a secret one by mistake
+            raise BadValue(f"must be a public key as `mmcache keys new` prints it: {CHARACTERS} characters, in quotes")
+        return value
 
 
 class Choice(Kind, frozen=True):
