@@ -18,6 +18,7 @@ from mmcache.client.publish import Publisher
 from mmcache.client.reads import Reader
 from mmcache.config import Settings
 from mmcache.control.channel import ControlChannel
+from mmcache.control.curve import client_keys
 from mmcache.errors import ControllerUnavailable
 from mmcache.metrics import Counters
 from mmcache.store.binding import prepare_for_exit
@@ -35,6 +36,7 @@ class Parts:
 
     def __init__(self, settings: Settings) -> None:
         client = settings.client
+        keys = client_keys(settings.control)  # before anything has an end
         name = client.name or f"{socket.gethostname()}:{os.getpid()}"
         self.settings = settings
         self.process = os.getpid()
@@ -52,6 +54,7 @@ class Parts:
             settings.control.address,
             name=name,
             serves_stale=client.on_stale == "serve",
+            keys=keys,
             counters=self.counters,
         )
         self.notices = Notices(self.counters)
@@ -91,12 +94,13 @@ class Parts:
         self.channel.start()
         view = self.channel.wait_fresh(max(0.5, deadline - time.monotonic()))
         if view is None:
-            _log.warning("no controller at %s yet; reads miss until it answers", self.settings.control.address)
+            address, trouble = self.settings.control.address, self.channel.trouble
+            _log.warning("no session with the controller at %s yet, and reads miss until then: %s", address, trouble)
         if client.strict:
             if attachment is None:
                 self.attacher.require()
             if view is None:
-                raise ControllerUnavailable(f"no controller answers at {self.settings.control.address}")
+                raise ControllerUnavailable(f"no session with the controller at {address}: {trouble}")
 
     def end(self) -> None:
         """End every part, each within a bound; in a forked child there is nothing to end. Idempotent."""

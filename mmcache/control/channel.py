@@ -24,6 +24,7 @@ from mmcache.control.batches import (
     missing_batches,
 )
 from mmcache.control.calls import Acquisition, Call
+from mmcache.control.curve import ClientKeys
 from mmcache.control.exchange import MAX_REQUESTS
 from mmcache.control.link import Link
 from mmcache.control.messages import (
@@ -68,6 +69,7 @@ class ControlChannel:
         address: the controller's, such as `tcp://127.0.0.1:7710`. Nothing needs to listen there yet.
         name: labels this client for people; 1 to 128 characters.
         serves_stale: whether it reads by what it knew last, however long ago. No invalidation waits for it then.
+        keys: None: without CURVE. See `control.curve.client_keys`.
         counters: counts sessions, losses, ignored messages and claims under names that begin with `control.`.
 
     Raises (every method): LifecycleError in a child after fork. Calls with an answer also raise LifecycleError before
@@ -76,7 +78,13 @@ class ControlChannel:
     """
 
     def __init__(
-        self, address: str, *, name: str, serves_stale: bool = False, counters: Counters | None = None
+        self,
+        address: str,
+        *,
+        name: str,
+        serves_stale: bool = False,
+        keys: ClientKeys | None = None,
+        counters: Counters | None = None,
     ) -> None:
         if not 1 <= len(name) <= 128:
             raise ConfigError(f"the client's name must have 1 to 128 characters, not {len(name)}")
@@ -86,7 +94,7 @@ class ControlChannel:
         self._serves_stale = serves_stale
         hello = Hello(PROTOCOL_VERSION, name, socket.gethostname()[:512], os.getpid(), serves_stale=serves_stale)
         session = Session(hello, random=random.random, counters=counters)
-        self._link = Link(address, session, counters=counters)
+        self._link = Link(address, session, keys=keys, counters=counters)
         # the thread keeps the link alive, not the channel, so a channel that is dropped, or still open at exit, ends
         self._end = weakref.finalize(self, _stop, self._link, self._process)
 
@@ -115,6 +123,11 @@ class ControlChannel:
         """Wait up to `timeout` seconds for a fresh session."""
         self._check()
         return self._link.wait_for_fresh_view(timeout)
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no session, for people; while there is one, what was wrong last."""
+        return self._link.trouble
 
     @property
     def in_doubt(self) -> bool:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
+from mmcache.control.curve import ClientKeys, Handshake
 from mmcache.control.exchange import Exchange
 from mmcache.control.messages import (
     MAX_MESSAGE_BYTES,
@@ -56,6 +57,8 @@ PATIENCE_S: Final = 0.1
 """Calls that waited in vain for so long, one or several after the other, raise a doubt."""
 FAULT_PAUSE_S: Final = 0.05
 LONGEST_SLEEP_S: Final = 3600.0
+WARN_EVERY_S: Final = 30.0
+"""Between warnings of a controller that is there, but does not take this client."""
 
 
 def boottime() -> float:
@@ -86,10 +89,13 @@ class Link:
     Args:
         address: the controller's, `tcp://host:port`.
         session: not started yet.
+        keys: None: without CURVE.
         counters: counts malformed frames, lost connections and internal errors.
     """
 
-    def __init__(self, address: str, session: Session, *, counters: Counters | None = None) -> None:
+    def __init__(
+        self, address: str, session: Session, *, keys: ClientKeys | None = None, counters: Counters | None = None
+    ) -> None:
         self.view: SessionView | None = None
         """The session as last confirmed. Any thread may read it; it is fresh only before its `fresh_until`."""
         self.last_view: SessionView | None = None
@@ -100,6 +106,7 @@ class Link:
         """Called on the thread with what is outdated, before the controller hears that it counts here."""
         self._address = address
         self._session = session
+        self._keys = keys
         self._counters = counters
         self._alarm = _Alarm()
         self._commands: deque[Callable[[], None]] = deque()
@@ -110,6 +117,9 @@ class Link:
         self._poller = zmq.Poller()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
+        self._handshake: Handshake | None = None
+        """Of that connection, until it can take a message."""
+        self._warned_at = -math.inf
         self.in_doubt = False
         """Whether a caller waited in vain, and nothing was heard since: nobody else should."""
         self._heard_at = self._in_vain_since = -math.inf
@@ -216,9 +226,12 @@ class Link:
         ready = dict(self._poller.poll(math.ceil(self._sleep_s() * 1000)))
         if self._alarm.fd in ready:
             self._alarm.clear()
+        if self._handshake is not None and self._handshake.events in ready:
+            self._look_at(self._handshake)
         if self._socket is not None and self._socket in ready:
             if self._session.phase is Phase.CONNECTING:
                 self._poller.modify(self._socket, zmq.POLLIN)
+                self._end_handshake()
                 self._perform(self._session.connected(boottime()))
             else:
                 self._receive(self._socket)
@@ -228,6 +241,15 @@ class Link:
         self.exchange.tick(time.monotonic())
         if self._broken:
             self._perform(self._session.disconnected("disconnected", "the connection broke", boottime()))
+
+    def _look_at(self, handshake: Handshake) -> None:
+        """Give a connection up that the other end did not let come about."""
+        if (end := handshake.broken_off()) is None:
+            return
+        if time.monotonic() >= self._warned_at + WARN_EVERY_S:
+            self._warned_at = time.monotonic()
+            _log.warning("no session: %s", end.trouble)
+        self._perform(self._session.disconnected(end.reason, end.trouble, boottime()))
 
     def _sleep_s(self) -> float:
         sleep = LONGEST_SLEEP_S
@@ -299,7 +321,11 @@ class Link:
         socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MOST_MS)
+        if self._keys is not None:
+            self._keys.secure(socket)
         self._poller.register(socket, zmq.POLLOUT)
+        self._handshake = Handshake(socket, self._address, self._keys)
+        self._poller.register(self._handshake.events, zmq.POLLIN)
         try:
             socket.connect(self._address)
         except zmq.ZMQError as error:
@@ -307,10 +333,17 @@ class Link:
             self._perform(self._session.disconnected("address", trouble, boottime()))
 
     def _disconnect(self, *, linger_ms: int) -> None:
+        self._end_handshake()
         socket, self._socket = self._socket, None
         if socket is not None:
             self._poller.unregister(socket)
             socket.close(linger=linger_ms)
+
+    def _end_handshake(self) -> None:
+        handshake, self._handshake = self._handshake, None
+        if handshake is not None:
+            self._poller.unregister(handshake.events)
+            handshake.close()
 
     def _send(self, message: ClientMessage) -> None:
         frame = encode(message)
