@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import ipaddress
 import logging
 import os
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmcache.cli.errors import ClusterError, reported
-from mmcache.config import Settings, load
+from mmcache.config import ControllerSettings, Settings, load
 from mmcache.errors import ConfigError, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def controller(
 ) -> None:
     """Run the controller: who computes, what exists, who is there.
 
-    Ends with Ctrl-C or SIGTERM. Whoever reaches its port can speak to it: keep it on loopback or a trusted network.
+    Ends with Ctrl-C or SIGTERM. Without keys (`mmcache keys new`, controller.client_keys_file) whoever reaches its
+    port can speak to it: keep it on loopback or a trusted network then.
     """
     with reported("controller"):
         overrides = {} if bind is None else {"controller.bind": bind}
@@ -51,11 +53,13 @@ def controller(
 
 
 def _serve(settings: Settings) -> None:
+    from mmcache.controller.admission import Admission  # noqa: PLC0415 (`mmcache --help` needs none of it)
     from mmcache.controller.limits import ControllerLimits  # noqa: PLC0415 (`mmcache --help` needs none of it)
     from mmcache.controller.mailbox import Mailbox  # noqa: PLC0415
     from mmcache.controller.server import begin_term, serve  # noqa: PLC0415
     from mmcache.controller.state.base import StateFull, StateLost, StateUnusable  # noqa: PLC0415
 
+    admission = Admission.of(settings.controller)
     limits = ControllerLimits(
         ttl_ms=_milliseconds(settings.controller.session_ttl),
         claim_ms=_milliseconds(settings.controller.claim_timeout),
@@ -81,11 +85,11 @@ def _serve(settings: Settings) -> None:
             stack.callback(mailbox.close)
 
             def tell(address: str) -> None:
-                _say_ready(address, settings.controller.state)
+                _say_ready(address, settings.controller)
                 if admin is not None:
                     typer.echo(f"admin API at {admin.address}")
 
-            serve(bind, core, recorder, mailbox=mailbox, ready=tell)
+            serve(bind, core, recorder, admission=admission, mailbox=mailbox, ready=tell)
     except OSError as error:
         if error.filename is None or error.filename not in (bind, settings.controller.admin):  # of the output, say
             raise
@@ -101,10 +105,22 @@ def _open_state(path: str | None) -> StateStore:
     return volatile_store() if path is None else SqliteStateStore.open(Path(path))
 
 
-def _say_ready(address: str, state: str | None) -> None:
+def _say_ready(address: str, settings: ControllerSettings) -> None:
     typer.echo(f"controller at {address}")
-    if state is None:
+    if settings.state is None:
         _log.warning("controller.state names no file: entries and invalidations of before this start are forgotten")
+    if settings.secret_key_file is None and not _is_loopback(address):
+        _log.warning(
+            "others can reach %s, and without keys whoever does can read, write and withdraw entries: make keys with "
+            "`mmcache keys new`, which says what to put where, or see to it that only clients reach it",
+            address,
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    """Of an address that is bound: `tcp://IP:PORT`."""
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]").partition("%")[0]
+    return ipaddress.ip_address(host).is_loopback
 
 
 def _import_admin() -> None:

@@ -20,8 +20,9 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from mmcache.control.messages import MAX_MESSAGE_BYTES, MalformedMessage, decode_from_client, encode
+from mmcache.control.messages import MAX_MESSAGE_BYTES, HelloAgain, MalformedMessage, decode_from_client, encode
 from mmcache.control.session import HEARTBEATS_PER_TTL
+from mmcache.controller.admission import Admission
 from mmcache.controller.announcements import LOCAL_PEER
 from mmcache.controller.core import ControllerCore, Effects
 from mmcache.controller.limits import ControllerLimits
@@ -32,6 +33,7 @@ from mmcache.controller.state.memory import MemoryStateStore
 
 _BURST: Final = 64
 """Most messages read before they are answered, and between two looks at the clock and at `stop`."""
+_MONITORED: Final = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _MORE: Final = zmq.SNDMORE | zmq.DONTWAIT  # made once: `|` of two flags takes as long as a send
 _LONGEST_POLL_MS: Final = 60_000
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -67,6 +69,7 @@ def serve(
     core: ControllerCore,
     recorder: Recorder,
     *,
+    admission: Admission | None = None,
     mailbox: Mailbox | None = None,
     ready: Callable[[str], None] | None = None,
     stop: int | None = None,
@@ -77,6 +80,7 @@ def serve(
         bind: such as `tcp://127.0.0.1:7710`; port 0 takes a free one.
         core: decides; used by this thread only while this runs.
         recorder: makes durable what must be before anyone hears of it.
+        admission: takes clients by their keys; used by this thread only while this runs. None: takes all.
         mailbox: through which other threads of this process reach the core. Closed when this ends.
         ready: called once with the real address, when connections are accepted.
         stop: a file descriptor that becomes readable when it is time to stop. None: SIGTERM and SIGINT stop it, which
@@ -94,17 +98,19 @@ def serve(
         socket = stack.enter_context(context.socket(zmq.ROUTER))
         for option, value in _OPTIONS.items():
             socket.setsockopt(option, value)
+        if admission is not None:
+            stack.enter_context(admission.secure(context, socket))
         try:
             socket.bind(bind)
         except zmq.ZMQError as error:
             raise OSError(error.errno, zmq.strerror(error.errno or 0), bind) from error  # whose text has the address
-        monitor = stack.enter_context(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
+        monitor = stack.enter_context(socket.get_monitor_socket(_MONITORED))
         stack.callback(socket.disable_monitor)
         address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         _log.info("controller at %s: lineage %s, term %d", address, core.lineage, core.term)
         if ready is not None:
             ready(address)
-        server = _Server(socket, monitor, core, recorder, mailbox)
+        server = _Server(socket, monitor, core, recorder, mailbox, admission)
         if stop is not None:
             server.run(stop)
         elif signals is not None:
@@ -123,12 +129,15 @@ class _Server:
         core: ControllerCore,
         recorder: Recorder,
         mailbox: Mailbox | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self._socket = socket
         self._monitor = monitor
         self._core = core
         self._recorder = recorder
         self._mailbox = mailbox
+        self._admission = admission
+        self._receive = self._receive_of_anybody if admission is None else self._receive_of_admitted
         self._check_every_s = core.limits.ttl_ms / 1000 / HEARTBEATS_PER_TTL
         self._checked_at = -math.inf
 
@@ -140,13 +149,20 @@ class _Server:
         calls = -1 if self._mailbox is None else self._mailbox.fileno()
         if self._mailbox is not None:
             poller.register(calls, zmq.POLLIN)
+        admission = self._admission
+        if admission is not None:
+            poller.register(admission.questions, zmq.POLLIN)
         while True:
             ready = dict(poller.poll(self._patience_ms()))
             if stop in ready:
                 return
             if self._monitor in ready:
-                self._count_disconnections()
+                self._count_ends()
             now = _now()
+            if admission is not None:
+                admission.look(now, self._core.count)
+                if admission.questions in ready:
+                    admission.answer(now, self._core.count)
             if now >= self._checked_at + self._check_every_s:
                 self._recorder.check()
                 self._checked_at = now
@@ -203,7 +219,7 @@ class _Server:
             raise StateLost(self._core.went_back)
         return effects
 
-    def _receive(self) -> list[tuple[bytes, bytes | None]]:
+    def _receive_of_anybody(self) -> list[tuple[bytes, bytes | None]]:
         """Messages with their senders; None for one of several frames. `recv_multipart` takes twice as long."""
         recv, option = self._socket.recv, self._socket.getsockopt
         received: list[tuple[bytes, bytes | None]] = []
@@ -217,6 +233,19 @@ class _Server:
                 received.append((peer, None))
                 while option(zmq.RCVMORE):
                     recv(zmq.DONTWAIT)
+        return received
+
+    def _receive_of_admitted(self) -> list[tuple[bytes, bytes | None]]:
+        """The same, of clients that are still on the list. Others begin anew, and are told why that is in vain."""
+        received: list[tuple[bytes, bytes | None]] = []
+        with contextlib.suppress(zmq.Again):
+            for _ in range(_BURST):
+                peer, *frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
+                if self._admission is not None and not self._admission.allows(frames[0]):
+                    self._core.count("refused.key")
+                    self._deliver(peer.bytes, encode(HelloAgain("this client's key is not allowed any more")))
+                else:
+                    received.append((peer.bytes, frames[0].bytes if len(frames) == 1 else None))
         return received
 
     def _send(self, effects: Effects, now: float) -> None:
@@ -245,13 +274,13 @@ class _Server:
                 return False
         return False
 
-    def _count_disconnections(self) -> None:
+    def _count_ends(self) -> None:
         """Any end of a connection counts: libzmq does not tell a farewell from a frame that was too large."""
         for _ in range(_BURST):
             if not self._monitor.poll(0):
                 return
-            recv_monitor_message(self._monitor)
-            self._core.count("disconnected")
+            event = recv_monitor_message(self._monitor)["event"]
+            self._core.count("disconnected" if event == zmq.EVENT_DISCONNECTED else "refused.handshake")
 
 
 def _now() -> float:
