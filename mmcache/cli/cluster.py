@@ -224,7 +224,12 @@ class Cluster:
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse settings of a store that spans machines. Raises ConfigError."""
+    """Refuse settings of a store that spans machines, and keys of one end only. Raises ConfigError."""
+    if (settings.controller.secret_key_file is None) != (settings.control.controller_key is None):
+        raise ConfigError(
+            "controller.secret_key_file and client_keys_file, control.controller_key and secret_key_file: a cluster "
+            "needs all four, or none"
+        )
     for name in ("metadata", "protocol", "devices", "hostname"):
         value, ours = getattr(settings.store, name), getattr(StoreSettings(), name)
         if value != ours:
@@ -237,13 +242,25 @@ def _at(addresses: Addresses, settings: Settings, state: Path) -> Settings:
         store=msgspec.structs.replace(
             settings.store, master=addresses.master, metrics=addresses.metrics, sidecar=addresses.sidecar
         ),
-        control=msgspec.structs.replace(settings.control, address=addresses.control, admin=addresses.admin),
+        control=msgspec.structs.replace(
+            settings.control,
+            address=addresses.control,
+            admin=addresses.admin,
+            secret_key_file=_absolute(settings.control.secret_key_file),
+        ),
         client=settings.client,
         controller=msgspec.structs.replace(
             settings.controller,
             bind=addresses.control,
             state=settings.controller.state or str(state),
             admin=None if addresses.admin is None else addresses.admin.removeprefix("http://"),
+            secret_key_file=_absolute(settings.controller.secret_key_file),
+            client_keys_file=_absolute(settings.controller.client_keys_file),
         ),
         engines=settings.engines,
     )
+
+
+def _absolute(path: str | None) -> str | None:
+    """A file's path for parts that run elsewhere."""
+    return None if path is None else str(Path(path).absolute())

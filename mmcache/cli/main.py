@@ -17,6 +17,7 @@ from mmcache.cli.entries.get import get
 from mmcache.cli.entries.lookup import lookup
 from mmcache.cli.entries.put import put
 from mmcache.cli.invalidate import invalidate
+from mmcache.cli.keys import keys
 from mmcache.cli.stats.command import stats
 from mmcache.cli.up import up
 
@@ -37,6 +38,7 @@ app.command()(entries)
 app.command()(audit)
 app.command()(stats)
 app.command()(doctor)
+app.add_typer(keys, name="keys")
 
 
 def _print_version(wanted: bool) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 
 from mmcache.config import ControlSettings, StoreSettings, load
 from mmcache.control.channel import ControlChannel
+from mmcache.control.curve import client_keys
 from mmcache.errors import ControllerUnavailable, MMCacheError, StoreUnavailable
 from mmcache.store.base import Outcome
 from mmcache.store.mooncake import MooncakeStore
@@ -56,11 +57,11 @@ def _prove_store(settings: StoreSettings) -> None:
 
 
 def _prove_controller(settings: ControlSettings) -> None:
-    channel = ControlChannel(settings.address, name=f"probe:{os.getpid()}")
+    channel = ControlChannel(settings.address, name=f"probe:{os.getpid()}", keys=client_keys(settings))
     with contextlib.closing(channel):
         channel.start()
         if channel.wait_fresh(_TIMEOUT_S) is None:
-            raise ControllerUnavailable(f"the controller at {settings.address} opened no session")
+            raise ControllerUnavailable(f"the controller at {settings.address} opened no session: {channel.trouble}")
 
 
 if __name__ == "__main__":

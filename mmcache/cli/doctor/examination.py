@@ -112,7 +112,7 @@ def network_checks(settings: Settings, *, seconds_left: Callable[[], float] | No
         yield findings[-1]
     controller = look(
         "controller",
-        lambda timeout: network.controller(settings.control.address, timeout=timeout),
+        lambda timeout: network.controller_of(settings.control, timeout=timeout),
         network.ANSWER_S,
         rounds=2,
     )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mmcache.cli.doctor.children import Ended, run_child
 from mmcache.cli.doctor.finding import Finding, failing, ok, warning
 from mmcache.cli.probe import STORE_ONLY
-from mmcache.config import Settings, to_yaml
+from mmcache.config import ControlSettings, Settings, to_yaml
 from mmcache.control.messages import (
     PROTOCOL_VERSION,
     ControllerMessage,
@@ -23,7 +24,11 @@ from mmcache.control.messages import (
     decode_from_controller,
     encode,
 )
+from mmcache.errors import ConfigError
 from mmcache.store.launch import master_is_ready, port_answers, rpc_answers
+
+if TYPE_CHECKING:
+    from mmcache.control.curve import BrokenOff, ClientKeys
 
 ANSWER_S: Final = 2.0
 """How long each process has to accept a connection, and to answer."""
@@ -52,13 +57,26 @@ def metrics(address: str | None, *, timeout: float = ANSWER_S) -> Finding:
     return ok(name, f"ready, says {address}")
 
 
-def controller(address: str, *, timeout: float = ANSWER_S) -> Finding:
-    """The controller: listens, and welcomes a client that speaks our protocol."""
+def controller_of(settings: ControlSettings, *, timeout: float = ANSWER_S) -> Finding:
+    """The controller of the settings, by the keys of the settings."""
+    from mmcache.control.curve import client_keys  # noqa: PLC0415 - imports zmq: see `say_hello`
+
+    try:
+        keys = client_keys(settings)
+    except ConfigError as error:
+        return failing("controller", f"not asked: {error}", "Correct the file, or the setting.")
+    return controller(settings.address, keys=keys, timeout=timeout)
+
+
+def controller(address: str, *, keys: ClientKeys | None = None, timeout: float = ANSWER_S) -> Finding:
+    """The controller: listens, takes our key, and welcomes a client that speaks our protocol."""
     name, endpoint = "controller", address.removeprefix("tcp://")
     if not port_answers(endpoint, timeout=timeout):
         advice = "Start `mmcache controller` there, or correct control.address."
         return failing(name, f"nobody accepts connections at {address}", advice)
-    answer = say_hello(address, timeout=timeout)
+    from mmcache.control.curve import BrokenOff  # noqa: PLC0415 - as above
+
+    answer = say_hello(address, keys=keys, timeout=timeout)
     match answer:
         case Welcome(version=version) if version == PROTOCOL_VERSION:
             return ok(name, f"answers at {address}, protocol {version}")
@@ -68,6 +86,8 @@ def controller(address: str, *, timeout: float = ANSWER_S) -> Finding:
         case Refused(reason=reason):
             advice = "Of another protocol: install the same release at both ends. Of sessions: raise max_sessions."
             return failing(name, f"{address} refuses us: {reason}", advice)
+        case BrokenOff(trouble=trouble):
+            return failing(name, trouble, "docs/operations.md, Keys, says what belongs where.")
         case None:
             advice = "It hangs, is stopped, or is no controller: see its log, restart it, or correct control.address."
             return failing(name, f"{address} accepts connections and answers no hello", advice)
@@ -76,27 +96,41 @@ def controller(address: str, *, timeout: float = ANSWER_S) -> Finding:
             return failing(name, detail, "Install the same release of mmcache at both ends.")
 
 
-def say_hello(address: str, *, timeout: float) -> ControllerMessage | None:
+def say_hello(address: str, *, keys: ClientKeys | None, timeout: float) -> ControllerMessage | BrokenOff | None:
     """What the controller answers to a hello; None: nothing that could be understood, in time."""
     import zmq  # noqa: PLC0415 - a doctor must be able to say that it is missing
 
+    from mmcache.control.curve import Handshake  # noqa: PLC0415 - as above
+
     deadline = time.monotonic() + timeout
+
+    def left_ms() -> int:
+        return max(0, round(1000 * (deadline - time.monotonic())))
+
     with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
-        peer.set(zmq.LINGER, 200)
+        peer.set(zmq.LINGER, 0)
         peer.set(zmq.IMMEDIATE, 1)
-        peer.connect(address)
-        if not peer.poll(round(1000 * timeout), zmq.POLLOUT):
-            peer.set(zmq.LINGER, 0)
-            return None
+        if keys is not None:
+            keys.secure(peer)
+        poller = zmq.Poller()
+        with contextlib.closing(Handshake(peer, address, keys)) as handshake:
+            poller.register(peer, zmq.POLLOUT)
+            poller.register(handshake.events, zmq.POLLIN)
+            peer.connect(address)
+            while peer not in (ready := dict(poller.poll(left_ms()))):
+                if not ready:
+                    return None
+                if (end := handshake.broken_off()) is not None:
+                    return end
         peer.send(encode(Hello(PROTOCOL_VERSION, f"doctor:{os.getpid()}", socket.gethostname()[:512], os.getpid())))
-        if not peer.poll(max(0, round(1000 * (deadline - time.monotonic())))):
-            peer.set(zmq.LINGER, 0)
+        if not peer.poll(left_ms()):
             return None
         try:
             answer = decode_from_controller(peer.recv())
         except MalformedMessage:
             return None
         if isinstance(answer, Welcome):
+            peer.set(zmq.LINGER, 200)
             peer.send(encode(Goodbye(answer.term, answer.session)))
         return answer
 

@@ -13,6 +13,7 @@ from mmcache.cli.doctor import network
 from mmcache.cli.doctor.finding import Status
 from mmcache.cli.logs import only_errors_from
 from mmcache.config import Settings
+from mmcache.control.curve import client_keys
 from mmcache.errors import (
     ControllerUnavailable,
     CorruptEntry,
@@ -74,9 +75,10 @@ def check_answers(settings: Settings) -> None:
     """Ask each part first: connecting to one that hangs takes long, and could not say which it was.
 
     Raises:
+        ConfigError: the keys of the settings are of no use.
         StoreUnavailable, ControllerUnavailable: one does not answer; the message says which, and what to do.
     """
-    store = settings.store
+    store, keys = settings.store, client_keys(settings.control)
     findings = [network.mooncake_process("master", store.master, "store.master")]
     if store.sidecar is not None and store.attach != "embedded":
         finding = network.mooncake_process("sidecar", store.sidecar, "store.sidecar")
@@ -85,7 +87,7 @@ def check_answers(settings: Settings) -> None:
     for finding in findings:
         if finding.status is Status.FAILING:
             raise StoreUnavailable(f"{finding.name}: {finding.detail}. {finding.advice}")
-    finding = network.controller(settings.control.address)
+    finding = network.controller(settings.control.address, keys=keys)
     if finding.status is Status.FAILING:
         raise ControllerUnavailable(f"{finding.name}: {finding.detail}. {finding.advice}")
 

@@ -14,6 +14,7 @@ from mmcache.cli.doctor.finding import Status
 from mmcache.cli.doctor.network import mooncake_process
 from mmcache.config import Settings
 from mmcache.control.channel import ControlChannel
+from mmcache.control.curve import client_keys
 from mmcache.errors import ControllerUnavailable, DeadlineExceeded, MMCacheError
 from mmcache.store.launch import Segment, master_is_ready, segments
 from mmcache.store.mooncake import MooncakeStore
@@ -72,7 +73,7 @@ class Observer:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         name = settings.client.name or f"{socket.gethostname()}:{os.getpid()}"
-        self._channel = ControlChannel(settings.control.address, name=name[:128])
+        self._channel = ControlChannel(settings.control.address, name=name[:128], keys=client_keys(settings.control))
         self._store: MooncakeStore | None = None
 
     def __enter__(self) -> Observer:
@@ -95,11 +96,12 @@ class Observer:
 
     def _look_at_controller(self) -> Controller:
         client, address = self._settings.client, self._settings.control.address
-        if self._channel.fresh() is None and (trouble := why_no_session(address)):
+        if self._channel.fresh() is None and (trouble := why_no_session(self._settings.control)):
             return Controller(address, fresh=False, trouble=trouble)
         view = self._channel.wait_fresh(client.connect_timeout)
         if view is None:
-            return Controller(address, fresh=False, trouble=f"{address} answers, but opened no session; try again")
+            trouble = f"{address} answers, but opened no session: {self._channel.trouble}"
+            return Controller(address, fresh=False, trouble=trouble)
         try:
             figures = self._channel.inspect(deadline=time.monotonic() + client.read_timeout)
         except (ControllerUnavailable, DeadlineExceeded) as error:
