@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from benchmarks.parts import free_ports
 from mmcache.store.launch import (
     master_command,
     master_is_ready,
@@ -23,20 +23,23 @@ from mmcache.store.launch import (
     segments,
 )
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 90.0
+LEAST_PATIENCE_S = 60.0
 _PORT_TRIES = 5
 NO_VARIABLES: Mapping[str, str] = {}
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that was free a moment ago, of those that the system gives to no outgoing connection."""
+    return free_ports(1)[0]
 
 
 def wait_until(condition: Callable[[], bool], *, timeout: float, what: str) -> None:
-    """Return once `condition()` holds; AssertionError naming `what` when it does not within `timeout` seconds."""
+    """Return once `condition()` holds; AssertionError naming `what` when it does not within `timeout` seconds.
+
+    Nothing is shown by its taking long but that the machine is busy, so that it may take a minute at least.
+    """
+    timeout = max(timeout, LEAST_PATIENCE_S)
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen within {timeout} s"

@@ -112,7 +112,7 @@ class Controller:
                 stderr=log,
             )
         host_port = self.address.removeprefix("tcp://")
-        wait_until(lambda: port_answers(host_port), timeout=20, what="the controller")
+        wait_until(lambda: port_answers(host_port), timeout=90, what="the controller")
 
     def kill(self) -> None:
         self.process.kill()

@@ -45,14 +45,12 @@ def test_an_invalidation_is_made_followed_and_listed(api: AdminApi) -> None:
 
 
 def test_one_that_is_not_complete_says_how_many_it_waits_for(tmp_path: Path) -> None:
-    with AdminApi(tmp_path, limits=ControllerLimits(ttl_ms=3_000)) as young:  # sessions of before may live still
+    with AdminApi(tmp_path, limits=ControllerLimits(ttl_ms=600_000)) as young:  # sessions of before may live still
         told = young.invalidate({"model": "m"}).json()
         assert not told["complete"]
         assert told["waiting"] == 1
         [listed] = young.client.get("/v1/invalidations").json()["invalidations"]
         assert (listed["complete"], listed["waiting"]) == (False, 1)
-        followed = young.client.get(f"/v1/invalidations/{told['number']}", params={"wait": PATIENCE_S}).json()
-        assert followed["complete"]
 
 
 def test_pages_are_of_the_newest_first(api: AdminApi) -> None:

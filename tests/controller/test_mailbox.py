@@ -31,8 +31,11 @@ class Running:
         )
         self.thread.start()
 
-    def stop(self) -> None:
+    def ask_to_stop(self) -> None:
         os.write(self._stop, b"x")
+
+    def stop(self) -> None:
+        self.ask_to_stop()
         self.thread.join(PATIENCE_S)
         os.close(self._stop)
         os.close(self._stopped)
@@ -125,11 +128,10 @@ def test_all_fail_when_the_server_ends() -> None:
     running = Running(mailbox)
     held = mailbox.call(holds)
     assert entered.wait(PATIENCE_S)
-    stopping = threading.Thread(target=running.stop)
-    stopping.start()
+    running.ask_to_stop()
     waiting = [mailbox.call(lambda *_: 1) for _ in range(100)]
     hold.set()
-    stopping.join(PATIENCE_S)
+    running.stop()
     assert held.result(PATIENCE_S) == "carried out"
     failed = [future for future in waiting if isinstance(future.exception(PATIENCE_S), MailboxClosed)]
     assert len(failed) >= 100 - 2 * 16, "a turn or two may have been carried out"

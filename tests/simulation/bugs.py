@@ -11,10 +11,11 @@ import msgspec
 
 from mmcache.control import session as client_session
 from mmcache.control.generations import GenerationTable
-from mmcache.control.messages import Commit, CommitStatus, HeartbeatAnswer, Invalidate, Invalidated, Push
-from mmcache.controller.announcements import Announcements
+from mmcache.control.messages import Commit, CommitStatus, HeartbeatAnswer, Hello, Invalidated, Push
+from mmcache.controller.announcements import Announcements, Asked
 from mmcache.controller.claims import Claims
 from mmcache.controller.core import ControllerCore
+from mmcache.controller.followers import Follower
 from mmcache.controller.invalidations import Invalidations
 from mmcache.controller.sessions import Sessions
 from mmcache.key import mm_digest
@@ -111,14 +112,24 @@ def _what_is_not_covered_is_forgotten() -> Replacement:
 def _numbers_are_told_before_they_are_durable() -> Replacement:
     real = Announcements.ask
 
-    def ask(self: Announcements, session: Any, message: Invalidate) -> Any:
-        answer = real(self, session, message)
+    def ask(self: Announcements, asker: Follower, asked: Asked) -> Any:
+        answer = real(self, asker, asked)
         if answer is None:
             number = self._invalidations.head + len(self._asked)
-            return Invalidated(self._term, session.number, message.request, number)
+            return Invalidated(self._term, asker.session, asker.request, number)
         return answer
 
     return Announcements, "ask", ask
+
+
+def _numbers_alone_tell_of_an_older_copy() -> Replacement:
+    """Whatever term a client comes from, it may have heard of all that there is by now."""
+    real = ControllerCore._hello
+
+    def hello(self: ControllerCore, peer: bytes, message: Hello, now: float) -> Any:
+        return real(self, peer, msgspec.structs.replace(message, term=self.term), now)
+
+    return ControllerCore, "_hello", hello
 
 
 def _acknowledged_before_it_counts() -> Replacement:
@@ -161,6 +172,7 @@ BUGS: dict[str, Callable[[], Replacement]] = {
     "gaps are skipped": _gaps_are_skipped,
     "what is not covered is forgotten": _what_is_not_covered_is_forgotten,
     "numbers are told before they are durable": _numbers_are_told_before_they_are_durable,
+    "numbers alone tell of an older copy": _numbers_alone_tell_of_an_older_copy,
     "acknowledged before it counts": _acknowledged_before_it_counts,
     "claims outlive their generation": _claims_outlive_their_generation,
     "claims pass on while they live": _claims_pass_on_while_they_live,
