@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from mmcache.control.messages import (
     MAX_PUSH,
@@ -45,6 +45,7 @@ class Asked(NamedTuple):
     Args:
         idempotency: asking with it once more makes no other; empty if it has none.
         role: as what the actor asked. What is asked in a role is also recorded for an audit; empty: a session asked.
+        note: what that record says besides number and selector: small plain data.
     """
 
     selector: Selector
@@ -52,6 +53,7 @@ class Asked(NamedTuple):
     actor: str
     idempotency: str
     role: str = ""
+    note: Mapping[str, Any] = {}
 
 
 class Announcements:
@@ -97,6 +99,15 @@ class Announcements:
         self._asked.append(asked)
         self._askers.append([asker])
         return None
+
+    def ask_all(self, asker: Follower, asked: Sequence[Asked]) -> ControllerMessage | None:
+        """Make several, which become durable together. The answer is that to the last of them."""
+        *others, last = asked
+        if len(self._asked) + len(asked) > MAX_ASKED:
+            return Refused(asker.request, "overloaded: too many invalidations at once")
+        for one in others:
+            self.make(one)
+        return self.ask(asker, last)
 
     def make(self, asked: Asked) -> bool:
         """Make an invalidation that nobody asked for by a request. False: there are too many at once."""

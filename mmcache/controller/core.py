@@ -172,12 +172,12 @@ class ControllerCore:
             effects += self._resolved(wakes)
         return effects
 
-    def ask(self, request: int, asked: Asked) -> Effects:
-        """Make an invalidation for the controller's own process, which is `LOCAL_PEER` and needs no session.
+    def ask(self, request: int, asked: Sequence[Asked]) -> Effects:
+        """Make invalidations for the controller's own process, which is `LOCAL_PEER` and needs no session.
 
-        Among these effects, or those of `written` or `not_written`, is the answer: Invalidated or Refused.
+        Among these effects, or those of `written` or `not_written`, is the answer: Invalidated (the last), or Refused.
         """
-        answer = self._announcements.ask(Follower(LOCAL, request), asked)
+        answer = self._announcements.ask_all(Follower(LOCAL, request), asked)
         return [] if answer is None else [(LOCAL_PEER, answer)]
 
     def follow(self, request: int, number: int, wait_ms: int, now: float) -> Effects:

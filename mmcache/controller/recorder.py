@@ -118,7 +118,7 @@ def _audit(asked: Asked, number: int, at: float) -> AuditRecord:
         actor=_printable(asked.actor),
         role=asked.role,
         action="invalidate",
-        detail={"number": number, "selector": selector},
+        detail={"number": number, "selector": selector, **asked.note},
         outcome="done",
     )
 

@@ -50,7 +50,7 @@ def mailbox() -> Iterator[Mailbox]:
 
 
 def asking(selector: Selector, idempotency: str = "") -> object:
-    return lambda core, request, _: core.ask(request, Asked(selector, "", "me", idempotency, "operator"))
+    return lambda core, request, _: core.ask(request, [Asked(selector, "", "me", idempotency, "operator")])
 
 
 def test_calls_run_on_the_servers_thread(mailbox: Mailbox) -> None:

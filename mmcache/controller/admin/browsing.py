@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from fastapi import APIRouter, Path, Query
 
-from mmcache.controller.admin import models
+from mmcache.controller.admin import matching, models
 from mmcache.controller.admin.access import AtDesk, Viewer
 from mmcache.controller.admin.desk import unix_offset
 from mmcache.controller.admin.problems import Problem
@@ -103,13 +103,7 @@ def _wanted(page: models.EntriesPage) -> Wanted:
     fields: dict[str, Any] = {name: value for name in _FIELDS if (value := getattr(page, name)) is not None}
     if page.no_lora:
         fields["lora"] = None
-    offset = unix_offset()
-    return Wanted(
-        Selector(**fields),
-        page.producer,
-        None if page.created_from is None else page.created_from - offset,
-        None if page.created_until is None else page.created_until - offset,
-    )
+    return matching.wanted(Selector(**fields), page.producer, page.created_from, page.created_until)
 
 
 def _entry(view: EntryView, lineage: str) -> models.Entry:

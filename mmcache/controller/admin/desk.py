@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final, TypeVar
 
@@ -59,8 +59,8 @@ class Desk:
         """What a function reads of the state store."""
         return await asyncio.to_thread(function, self.store)
 
-    async def invalidate(self, asked: Asked) -> int:
-        """Make an invalidation; returns its number once it is durable. Raises Problem if it is not made."""
+    async def invalidate(self, asked: Sequence[Asked]) -> int:
+        """Make invalidations, all at once; returns the last one's number when it is durable. Raises Problem if not."""
         future = self.mailbox.ask(lambda core, request, _: core.ask(request, asked))
         message = await _answer(future, _CALL_TIMEOUT_S)
         if isinstance(message, Refused):

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.responses import JSONResponse
 
 from mmcache.control.messages import Progress
-from mmcache.controller.admin import models
+from mmcache.controller.admin import matching, models
 from mmcache.controller.admin.access import AtDesk, Operator, Viewer
 from mmcache.controller.admin.desk import Desk
 from mmcache.controller.admin.problems import Problem
 from mmcache.controller.announcements import Asked
-from mmcache.controller.core import ControllerCore
 from mmcache.controller.state.base import Invalidation
-from mmcache.controller.views import START, Wanted
 from mmcache.engines import ClearedEngine
 from mmcache.selector import Selector
 
@@ -34,6 +30,8 @@ _IdempotencyKey = Annotated[
         description="With the same key it is the same invalidation: send it again when an answer was lost.",
     ),
 ]
+_KEY_FIELDS: Final = len(Selector.__struct_fields__)
+"""Of a selector that is for one key only."""
 _PathNumber = Annotated[models.Number, Path(description="Of the sequence.")]
 
 
@@ -42,7 +40,7 @@ _PathNumber = Annotated[models.Number, Path(description="Of the sequence.")]
     status_code=201,
     response_model=models.MadeInvalidation,
     responses={
-        200: {"model": models.Matches, "description": "With `dry_run`: nothing was invalidated"},
+        200: {"model": models.Matches, "description": "With `dry_run`, or since no entry was found: nothing was done"},
         507: {"model": models.ProblemDocument, "description": "No room for it: nothing was invalidated"},
     },
 )
@@ -58,24 +56,39 @@ async def invalidate(
     Once the answer says `complete`, no get that starts afterwards returns a matching entry that was published before,
     on any client. Without `wait`, or where `timeout` is over first, follow it with GET: it is in force all the same.
 
+    `producer`, `created_from` and `created_until` are in no key: with one of them, the entries are invalidated that the
+    controller knows of now, each by itself, up to 10,000. The answer is then that of the last of them.
+
     With `clear_engines` the answer takes up to `engines.timeout` longer, and an engine that was not cleared changes
     nothing else. Send it again with the same `Idempotency-Key` to have them cleared again.
     """
     selector = body.selector.selector()
-    if not selector.fields() and not body.all:
+    by_entry = any(given is not None for given in (body.producer, body.created_from, body.created_until))
+    if not (selector.fields() or by_entry or body.all):
         raise Problem(422, "selector-empty", "the selector is empty: give a field, or `all` for everything there is")
-    if selector.fields() and body.all:
+    if (selector.fields() or by_entry) and body.all:
         raise Problem(422, "selector-and-all", "`all` is everything there is: give it an empty selector")
     if body.clear_engines:
         _check_engines(body, desk)
+    entries = matching.wanted(selector, body.producer, body.created_from, body.created_until)
     if body.dry_run:
-        return JSONResponse((await _count(desk, selector, body.timeout)).model_dump())
-    number = await desk.invalidate(Asked(selector, body.reason, actor.name, idempotency_key or "", actor.role.word))
+        return JSONResponse((await matching.count(desk, entries, body.timeout)).model_dump())
+    asked = Asked(selector, body.reason, actor.name, idempotency_key or "", actor.role.word)
+    found: int | None = None
+    known = await desk.read(lambda store: store.by_idempotency_key(idempotency_key)) if idempotency_key else None
+    if not by_entry:
+        number = await desk.invalidate([asked])
+    elif known is not None:  # what it was for then is not to be found any more
+        number = known.number
+    else:
+        number, found = await matching.invalidate(desk, entries, asked)
+        if not found:
+            return JSONResponse(models.Matches(dry_run=False, matches=0, counted_all=True).model_dump())
     made = await desk.read(lambda store: store.invalidation(number))
     if made is None:
         detail = f"the idempotency key is that of invalidation {number}, which is too old to be known; take another key"
         raise Problem(409, "idempotency-key", detail)
-    if made.selector != selector:
+    if len(made.selector.fields()) < _KEY_FIELDS if by_entry else made.selector != selector:
         detail = f"the idempotency key is that of invalidation {number}, for {made.selector}; take another key"
         raise Problem(409, "idempotency-key", detail)
     response.headers["Location"] = f"/v1/invalidations/{number}"
@@ -84,7 +97,9 @@ async def invalidate(
     if body.clear_engines:  # not before it is complete, or they fill up again from what is stale
         why_not = "the invalidation is not complete yet; send it again, with an Idempotency-Key"
         engines = desk.engines.leave(why_not) if progress.waiting else await desk.engines.clear()
-    return models.MadeInvalidation(**_followed(made, progress).model_dump(), engines=msgspec.to_builtins(engines))
+    return models.MadeInvalidation(
+        **_followed(made, progress).model_dump(), entries=found, engines=msgspec.to_builtins(engines)
+    )
 
 
 @router.get("")
@@ -119,23 +134,6 @@ def _check_engines(body: models.NewInvalidation, desk: Desk) -> None:
         raise Problem(422, "clear-needs-wait", "clear_engines needs `wait`: engines are cleared once it is complete")
     if not desk.engines.urls:
         raise Problem(422, "no-engines", "clear_engines: the controller's setting engines.urls names no engine")
-
-
-async def _count(desk: Desk, selector: Selector, timeout: float) -> models.Matches:
-    wanted = Wanted(selector)
-    matches = 0
-    after: bytes | None = START
-    until = time.monotonic() + timeout
-    while after is not None:
-        count, after = await desk.call(_counting(wanted, after))
-        matches += count
-        if time.monotonic() >= until:
-            break
-    return models.Matches(dry_run=True, matches=matches, counted_all=after is None)
-
-
-def _counting(wanted: Wanted, after: bytes) -> Callable[[ControllerCore, float], tuple[int, bytes | None]]:
-    return lambda core, _: core.views.count(wanted, after)
 
 
 def _fields(known: Invalidation, waiting: int) -> dict[str, Any]:

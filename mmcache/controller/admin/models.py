@@ -83,11 +83,18 @@ class NewInvalidation(_Strict):
                 {"selector": {"model": "google/siglip", "version": "3"}, "reason": "new weights", "wait": True},
                 {"selector": {"model": "google/siglip", "lora": None}, "dry_run": True},
                 {"selector": {}, "all": True, "reason": "start anew"},
+                {"selector": {}, "producer": "encoder-3", "created_from": 1790000000.0, "reason": "a broken GPU"},
             ]
         }
     )
 
     selector: SelectorFields
+    producer: Annotated[
+        Printable | None,
+        Field(min_length=1, max_length=128, description="Only what this client published, of what is known now."),
+    ] = None
+    created_from: Annotated[UnixTime | None, Field(description="Only what was published from then on.")] = None
+    created_until: Annotated[UnixTime | None, Field(description="Only what was published up to then.")] = None
     all: Annotated[bool, Field(strict=True, description="With an empty selector: everything there is.")] = False
     reason: Annotated[Printable, Field(max_length=512, description="For people; printable, and kept with it.")] = ""
     wait: Annotated[bool, Field(strict=True, description="Answer once it is complete, or `timeout` is over.")] = False
@@ -244,11 +251,17 @@ class ClearedEngine(_Answer):
 class MadeInvalidation(FollowedInvalidation):
     """One number that was asked for, and what became of engines."""
 
+    entries: Annotated[
+        int | None,
+        Field(
+            description="By producer or time: how many entries, each with a number; this is the last. null: unknown."
+        ),
+    ]
     engines: Annotated[list[ClearedEngine], Field(description="With `clear_engines`: one for each of `engines.urls`.")]
 
 
 class Matches(_Answer):
-    """What an invalidation would be for now."""
+    """What an invalidation is for now; without `dry_run`: nothing."""
 
     dry_run: bool
     matches: Annotated[int, Field(description="Known entries that match.")]

@@ -1,0 +1,113 @@
+"""Entries that match, as the directory knows them: counted, or invalidated each by itself.
+
+A selector matches what is in a key. Who published an entry, and when, is in no key: so what is asked for by these is
+what the controller knows of now, and each entry that it finds gets an invalidation of exactly its key.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from mmcache.controller.admin import models
+from mmcache.controller.admin.desk import Desk, unix_offset
+from mmcache.controller.admin.problems import Problem
+from mmcache.controller.announcements import Asked
+from mmcache.controller.core import ControllerCore
+from mmcache.controller.views import START, EntryPage, Wanted
+from mmcache.key import EmbeddingKey
+from mmcache.selector import Selector
+
+MAX_FOUND: Final = 10_000
+"""Most entries that are invalidated at once each by itself: every client has each of them in its table."""
+_AT_ONCE: Final = 500
+"""Of these are durable together, and between two such parts messages are served."""
+_LONGEST_LOOK_S: Final = 30.0
+_LONGEST_TOLD: Final = 256
+"""Characters of a field that an audit record tells: it has no room for the longest mm_hash."""
+
+
+def wanted(selector: Selector, producer: str | None, since: float | None, until: float | None) -> Wanted:
+    """Entries by key, producer and time; times in seconds since 1970."""
+    offset = unix_offset()
+    return Wanted(
+        selector, producer, None if since is None else since - offset, None if until is None else until - offset
+    )
+
+
+async def count(desk: Desk, entries: Wanted, timeout: float) -> models.Matches:
+    """How many match, as far as they can be counted in this time."""
+    matches = 0
+    after: bytes | None = START
+    until = time.monotonic() + timeout
+    while after is not None:
+        found, after = await desk.call(_counting(entries, after))
+        matches += found
+        if time.monotonic() >= until:
+            break
+    return models.Matches(dry_run=True, matches=matches, counted_all=after is None)
+
+
+async def invalidate(desk: Desk, entries: Wanted, asked: Asked) -> tuple[int, int]:
+    """Invalidate those that match, each by itself; returns the last number, and how many they were.
+
+    Args:
+        asked: what all of them are asked for as; its selector is the one that narrows `entries`.
+
+    Raises Problem: they are too many, or there is no room for all of them; the detail says how many were made.
+    """
+    keys = await _find(desk, entries)
+    if not keys:
+        return 0, 0
+    number = 0
+    note = {"matching": _told(entries), "entries": len(keys)}
+    for start in range(0, len(keys), _AT_ONCE):
+        part = [
+            asked._replace(selector=Selector.exactly(key), idempotency="", role="")
+            for key in keys[start : start + _AT_ONCE]
+        ]
+        if start + _AT_ONCE >= len(keys):  # the last stands for all: complete, it shows that those before are
+            part[-1] = part[-1]._replace(idempotency=asked.idempotency, role=asked.role, note=note)
+        try:
+            number = await desk.invalidate(part)
+        except Problem as problem:
+            if start:
+                problem.detail += f"; {start} of {len(keys)} were invalidated"
+            raise
+    return number, len(keys)
+
+
+async def _find(desk: Desk, entries: Wanted) -> list[EmbeddingKey]:
+    keys: list[EmbeddingKey] = []
+    after: bytes | None = START
+    until = time.monotonic() + _LONGEST_LOOK_S
+    while after is not None:
+        page = await desk.call(_looking(entries, after, models.MAX_PAGE))
+        keys += [view.key for view in page.entries]
+        after = page.after
+        if len(keys) > MAX_FOUND:
+            detail = f"more than {MAX_FOUND:,} entries match: narrow it, or invalidate by a selector alone"
+            raise Problem(422, "too-many-entries", detail)
+        if after is not None and time.monotonic() >= until:
+            raise Problem(504, "no-answer", f"not all entries were looked at within {_LONGEST_LOOK_S:g} s: narrow it")
+    return keys
+
+
+def _told(entries: Wanted) -> dict[str, object]:
+    """For the audit; times in seconds since 1970."""
+    offset = unix_offset()
+    times = {"created_from": entries.created_from, "created_until": entries.created_until}
+    return {
+        "producer": entries.producer,
+        **{name: None if at is None else round(at + offset, 3) for name, at in times.items()},
+        "selector": {name: value and value[:_LONGEST_TOLD] for name, value in entries.selector.fields().items()},
+    }
+
+
+def _counting(entries: Wanted, after: bytes) -> Callable[[ControllerCore, float], tuple[int, bytes | None]]:
+    return lambda core, _: core.views.count(entries, after)
+
+
+def _looking(entries: Wanted, after: bytes, limit: int) -> Callable[[ControllerCore, float], EntryPage]:
+    return lambda core, _: core.views.entries(entries, after, limit)

@@ -1,0 +1,114 @@
+"""Invalidations by producer and time, which are in no key: of each entry that the controller knows of, by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from admin_api import PATIENCE_S, AdminApi, assert_problem
+
+from mmcache import EmbeddingKey
+from mmcache.control.channel import CommitEntry, ControlChannel
+from mmcache.control.messages import CommitStatus
+from mmcache.controller.admin import matching
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[AdminApi]:
+    with AdminApi(tmp_path) as api:
+        yield api
+
+
+def publish(api: AdminApi, producer: str, *names: str) -> None:
+    channel = ControlChannel(api.control, name=producer)
+    channel.start()
+    try:
+        assert channel.wait_fresh(PATIENCE_S) is not None
+        entries = [CommitEntry(EmbeddingKey("m", "1", name), 0, 0, 4096, 1.0, b"info") for name in names]
+        statuses = channel.commit(entries, deadline=time.monotonic() + PATIENCE_S)
+        assert set(statuses) == {CommitStatus.STORED}
+    finally:
+        channel.close()
+
+
+def known(api: AdminApi) -> set[str]:
+    return {entry["key"]["mm_hash"] for entry in api.client.get("/v1/entries").json()["entries"]}
+
+
+def count(api: AdminApi, **fields: Any) -> int:
+    return api.invalidate({}, dry_run=True, **fields).json()["matches"]
+
+
+def test_what_one_producer_has_published_is_invalidated_and_nothing_else(api: AdminApi) -> None:
+    publish(api, "broken", "a", "b", "c")
+    publish(api, "sound", "d")
+    assert count(api, producer="broken") == 3
+    made = api.invalidate({"model": "m"}, producer="broken", reason="a broken GPU", wait=True, timeout=PATIENCE_S)
+    told = made.json()
+    assert (made.status_code, told["entries"], told["complete"], told["number"]) == (201, 3, True, 3)
+    assert known(api) == {"d"}
+    [record] = api.client.get("/v1/audit").json()["records"]
+    assert (record["detail"]["number"], record["detail"]["entries"]) == (3, 3)
+    assert record["detail"]["matching"]["producer"] == "broken"
+    nothing = api.invalidate({"model": "m"}, producer="broken")
+    assert (nothing.status_code, nothing.json()["matches"]) == (200, 0)
+
+
+def test_what_was_published_in_a_time_is_invalidated(api: AdminApi) -> None:
+    publish(api, "one", "a")
+    publish(api, "one", "b")
+    first, second = sorted(entry["created"] for entry in api.client.get("/v1/entries").json()["entries"])
+    between = (first + second) / 2
+    assert second - first > 0.002, "each took a session of its own"
+    assert count(api, created_until=0.0) == 0
+    assert count(api, created_from=first - 60.0, created_until=second + 60.0) == 2
+    assert api.invalidate({}, created_from=between).json()["entries"] == 1
+    assert known(api) == {"a"}
+    assert api.invalidate({}, created_until=between).json()["entries"] == 1
+    assert known(api) == set()
+
+
+def test_more_than_are_made_durable_at_once(api: AdminApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "_AT_ONCE", 2)
+    publish(api, "one", *map(str, range(5)))
+    told = api.invalidate({}, producer="one").json()
+    assert (told["entries"], told["number"]) == (5, 5)
+    assert known(api) == set()
+
+
+def test_asked_with_the_same_key_it_is_made_once(api: AdminApi) -> None:
+    publish(api, "one", "a", "b")
+    headers = {"Idempotency-Key": "once"}
+    told = api.invalidate({}, producer="one", headers=headers).json()
+    again = api.invalidate({}, producer="one", headers=headers)
+    assert again.status_code == 201
+    assert (again.json()["number"], again.json()["entries"]) == (told["number"], None)
+    api.invalidate({"model": "m"}, headers={"Idempotency-Key": "other"})
+    other = api.invalidate({}, producer="one", headers={"Idempotency-Key": "other"})
+    assert_problem(other, 409, "idempotency-key")
+
+
+def test_too_many_at_once_are_refused(api: AdminApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "MAX_FOUND", 2)
+    publish(api, "one", "a", "b", "c")
+    assert "narrow it" in assert_problem(api.invalidate({}, producer="one"), 422, "too-many-entries")
+    assert known(api) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ({"producer": ""}, "invalid"),
+        ({"producer": "p" * 129}, "invalid"),
+        ({"producer": "\x00"}, "invalid"),
+        ({"producer": 1}, "invalid"),
+        ({"created_from": "yesterday"}, "invalid"),
+        ({"created_until": -1}, "invalid"),
+        ({"producer": "p", "all": True}, "selector-and-all"),
+    ],
+)
+def test_a_wrong_field_is_told(api: AdminApi, body: dict[str, Any], word: str) -> None:
+    assert_problem(api.invalidate({}, **body), 422, word)
