@@ -115,6 +115,8 @@ class Exchange:
         self._last_request = 0  # grows on across sessions, so that nothing of one can be taken for another's
         self._requests: dict[int, _Request] = {}
         self._waits: dict[int, _Wait] = {}
+        self._again_until: dict[int, float] = {}
+        """Until when each acquire for claims of an earlier session may wait: it has no caller who would leave."""
         self._claims = HeldClaims()
 
     # The session's coming and going
@@ -138,6 +140,7 @@ class Exchange:
             claim.owner.end()
         self._requests.clear()
         self._waits.clear()
+        self._again_until.clear()
 
     def close(self) -> None:
         """There will be no other session."""
@@ -262,7 +265,9 @@ class Exchange:
             request.call.deliver(request.indices, message.results)
 
     def tick(self, now: float) -> None:
-        """Renew the claims that are due."""
+        """Renew the claims that are due, and end the waits of no caller that are over."""
+        for number in [number for number, until in self._again_until.items() if until <= now]:
+            self._end_again(number)
         tokens = self._claims.due(now)
         for start in range(0, len(tokens), MAX_BATCH):
             term, session, number = self._open(Renewed, None, ())
@@ -270,7 +275,8 @@ class Exchange:
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do next."""
-        return self._claims.next_deadline()
+        deadlines = (self._claims.next_deadline(), min(self._again_until.values(), default=None))
+        return min((due for due in deadlines if due is not None), default=None)
 
     def _acquired(self, message: Acquired, request: _Request, now: float) -> None:
         acquisition = request.call
@@ -281,12 +287,14 @@ class Exchange:
             position: index for position, index in enumerate(request.indices) if isinstance(results[position], Waiting)
         }
         if index_at:
-            until = acquisition.wait_until if acquisition is not None else now + _DAY_MS / 1000
+            until = acquisition.wait_until if acquisition is not None else self._again_until[message.request]
             self._waits[message.request] = _Wait(acquisition, index_at, request.groups, until)
         if acquisition is None:
             for position, number in enumerate(request.indices):
                 if not isinstance(answer := results[position], Waiting):
                     self._claimed_again(number, answer, now)
+            if not index_at:
+                self._end_again(message.request)
             return
         answers: list[Answer] = [
             self._hold(answer, acquisition, _key_at(request.groups, position), now)
@@ -316,6 +324,7 @@ class Exchange:
         if wait is not None:
             if not wait.index_at:
                 del self._waits[message.request]
+                self._again_until.pop(message.request, None)
             if wait.acquisition is not None:
                 wait.acquisition.resolve(resolved)
         self._unwanted(unwanted)
@@ -332,7 +341,14 @@ class Exchange:
         for groups, indices in digest_batches([(claim.subject.scope, claim.subject.digest) for claim in claims]):
             wait_ms = int(min(_DAY_MS, 1000 * max(claims[index].renew_until - now for index in indices)))
             opened = self._open(Acquired, None, [numbers[index] for index in indices], groups)
+            self._again_until[self._last_request] = now + wait_ms / 1000
             self._send(Acquire(*opened, wait_ms, groups))
+
+    def _end_again(self, number: int) -> None:
+        """An acquire for claims of an earlier session is over: of what comes for it still, a claim is given back."""
+        self._again_until.pop(number, None)
+        self._requests.pop(number, None)
+        self._waits.pop(number, None)
 
     def _claimed_again(self, number: int, answer: Answer, now: float) -> None:
         if not isinstance(answer, Granted):  # it is published here without a claim, if nobody was faster

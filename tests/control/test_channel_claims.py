@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from scripted_controller import LINEAGE, ScriptedController, Stage, key, soon
 
-from mmcache.control.channel import Acquisition, CommitEntry
+from mmcache.control.batches import key_batches
+from mmcache.control.channel import Acquisition, CommitEntry, SessionView
+from mmcache.control.exchange import Exchange
 from mmcache.control.messages import (
     Abort,
     AbortReason,
@@ -28,6 +30,7 @@ from mmcache.control.messages import (
     Unclaimed,
     Waiting,
 )
+from mmcache.control.replica import Replica
 from mmcache.errors import ControllerUnavailable, DeadlineExceeded
 
 HIT = Hit(0, 1, 4096, b"info")
@@ -323,6 +326,27 @@ def test_what_is_claimed_again_and_answered_with_nonsense_is_given_back(staged: 
     staged.controller.send(Refused(again.request, "no"))
     lose_session(staged)
     staged.controller.expect_acquire()
+
+
+def test_a_wait_for_what_was_claimed_before_ends_with_its_time() -> None:
+    """No caller would leave it, and the controller ends it without a word."""
+    sent: list[Any] = []
+    requests = Exchange(sent.append)
+    began = time.monotonic()
+    acquisition = Acquisition(1, wait_s=0.0, renew_for_s=60.0, check=lambda: None, leave=lambda _: None)
+    requests.begin(SessionView(1, 2, 10.0, Replica("a"), 0.0))
+    requests.acquire(acquisition, key_batches([key("a")]))
+    requests.received(Acquired(1, 2, sent[-1].request, [granted(5)]), began)
+    requests.lost("restart")
+    requests.begin(SessionView(1, 3, 10.0, Replica("a"), 0.0))
+    again = sent[-1].request
+    requests.received(Acquired(1, 3, again, [Waiting()]), began)
+    requests.tick(began + 30.0)
+    assert requests._waits
+    requests.tick(began + 60.0 + (time.monotonic() - began))
+    assert not requests._waits
+    requests.received(Resolved(1, 3, again, [(0, granted(9))]), began + 61.0)
+    assert sent[-1] == Abort(1, 3, AbortReason.UNWANTED, [9])
 
 
 def test_resolutions_that_came_before_the_loss_are_not_lost(staged: Stage) -> None:
