@@ -319,18 +319,21 @@ def test_without_a_controller_items_are_not_fresh_and_with_it_they_are_served_ag
 def test_a_store_that_is_down_costs_no_claim_and_no_waiting(fresh_serving: Serving) -> None:
     with ServedEngine(fresh_serving, read_timeout=1.0, local_entries=False) as one:
         assert one.ask_and_encode("kept", embedding_of(1)).status == "stored"
+        not_read = {"deadline", "unavailable", "not_fresh"}  # the last on a machine that is too busy for heartbeats
         fresh_serving.sidecar.send(signal.SIGSTOP)
         try:
             started = time.monotonic()
-            assert one.missing(one.ask("kept")) in {"deadline", "unavailable"}
+            assert one.missing(one.ask("kept")) in not_read
             assert time.monotonic() - started < 1.0 + 10.0
             wait_until(lambda: one.count("store.open") == 1, timeout=30, what="the breaker's opening")
-            assert one.missing(one.ask("kept")) == "unavailable"
+            wait_until(lambda: one.missing(one.ask("kept")) == "unavailable", timeout=30, what="a miss at once")
         finally:
             fresh_serving.sidecar.send(signal.SIGCONT)
         wait_until(lambda: not one.count("store.open"), timeout=60, what="the breaker's closing")
-        again = one.ask("kept")
-        assert torch.equal(one.embedding(again, one.expect(again, Ready)), embedding_of(1))
+        while isinstance(word := one.next(again := one.ask("kept")), Missing):
+            assert word.reason in not_read
+        assert isinstance(word, Ready)
+        assert torch.equal(one.embedding(again, word), embedding_of(1))
 
 
 def test_an_ask_of_nothing_is_nothing(engines: list[ServedEngine]) -> None:

@@ -142,17 +142,20 @@ def test_more_than_can_be_served_is_missing_at_once(
     go_on = threading.Event()
     look = one.freshness.look
 
+    looking: list[int] = []
+
     def slow() -> int | None:
+        looking.append(threading.get_ident())
         assert go_on.wait(60)
         return look()
 
     monkeypatch.setattr(one.freshness, "look", slow)
-    asked = [
-        one.ask(f"load-{number}", wait_s=0.0) for number in range(service_module.READERS + service_module.MAX_ASKS)
-    ]
-    wait_until(lambda: len(one.service._readers._reads) <= service_module.MAX_ASKS, timeout=30, what="eight readers")
-    beyond = [one.ask("beyond") for _ in range(service_module.READERS + 1)]
-    assert one.missing(beyond[-1]) == "overloaded"
+    waiting = one.service._readers._reads
+    asked = [one.ask(f"read-{number}", wait_s=0.0) for number in range(service_module.READERS)]
+    wait_until(lambda: len(looking) == len(asked), timeout=30, what="that all readers are at work")
+    asked += [one.ask(f"load-{number}", wait_s=0.0) for number in range(service_module.MAX_ASKS)]
+    wait_until(lambda: len(waiting) == service_module.MAX_ASKS, timeout=30, what="that all others wait")
+    assert one.missing(one.ask("beyond")) == "overloaded"
     go_on.set()
     for item in asked:
         assert isinstance(one.next(item), Granted)
