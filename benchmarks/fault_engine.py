@@ -70,7 +70,9 @@ class Engine:
         assert self.process.stdout is not None
         descriptor, deadline = self.process.stdout.fileno(), time.monotonic() + seconds
         while b"\n" not in self._unread:
-            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            arrivals = select.poll()  # select() knows no descriptor beyond 1023
+            arrivals.register(descriptor, select.POLLIN)
+            if not arrivals.poll(1000 * max(0.0, deadline - time.monotonic())):
                 raise RuntimeError(f"an engine did not answer within {seconds:g} s\n{self.log}")
             read = os.read(descriptor, 1 << 20)
             if not read:

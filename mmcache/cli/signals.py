@@ -46,7 +46,9 @@ class Signals:
 
     def wait(self, timeout: float | None) -> frozenset[int]:
         """Signals that came since the last wait, as soon as there is one; none at all after `timeout` seconds."""
-        if not select.select([self._read], [], [], timeout)[0]:
+        arrivals = select.poll()
+        arrivals.register(self._read, select.POLLIN)
+        if not arrivals.poll(None if timeout is None else 1000 * timeout):
             return frozenset()
         return frozenset(os.read(self._read, 4096))
 

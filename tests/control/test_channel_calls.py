@@ -224,7 +224,8 @@ def test_a_claim_of_an_earlier_session_is_not_presented_in_a_later_one(staged: S
     [old] = acquiring.result().answers
     staged.controller.send(HelloAgain("restarted"))
     staged.controller.welcome()
-    assert staged.channel.wait_fresh(20.0) is not None
+    again = staged.controller.expect_acquire()
+    staged.controller.answer(Acquired, again.request, [Unclaimed("claimed")])
     acquiring = staged.acquire(key("b"))
     staged.controller.answer(Acquired, staged.controller.expect_acquire().request, [Granted(0, 1, 10_000)])
     [new] = acquiring.result().answers
