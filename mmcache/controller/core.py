@@ -369,6 +369,9 @@ class ControllerCore:
             case Abandon():
                 return None, self._abandon(session, message, now)
             case Invalidate():
+                if not message.idempotency.isprintable():  # the state store takes no other
+                    reason = "an idempotency key may hold printable characters only"
+                    return self._refused(message.request, "malformed", reason), ()
                 asked = Asked(message.selector, message.reason, session.name, message.idempotency)
                 return self._announcements.ask(Follower(session.number, message.request), asked), ()
             case Follow():

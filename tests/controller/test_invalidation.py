@@ -171,6 +171,13 @@ def test_what_was_asked_twice_is_made_once() -> None:
     assert number_of(later.client("operator").invalidate(A, "once")) == 1
 
 
+@pytest.mark.parametrize("idempotency", ["a\nb", "\0", "a\u200bb"])
+def test_a_key_that_no_state_store_takes_is_refused(idempotency: str) -> None:
+    world = World()
+    assert isinstance(world.client("operator").invalidate(A, idempotency), Refused)
+    assert not world.durable
+
+
 def test_entries_of_an_old_generation_are_not_found() -> None:
     world = World()
     client = world.client("c")
