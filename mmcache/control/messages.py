@@ -13,11 +13,12 @@ Invalidations are pushed, each push saying which number it follows, and acknowle
 from __future__ import annotations
 
 import enum
+import sys
 from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from mmcache.key import DIGEST_BYTES, MM_HASH_MAX_BYTES, Scope, check_mm_hash
+from mmcache.key import DIGEST_BYTES, Scope, check_mm_hash
 from mmcache.selector import Selector
 
 PROTOCOL_VERSION: Final = 3
@@ -115,14 +116,20 @@ class Renew(_Message, frozen=True, tag=4):
 
 
 class Commitment(_Part, frozen=True, gc=False):
-    """One entry that its publisher has seen in the store. `token` 0: published without a claim."""
+    """One entry that its publisher has seen in the store. `token` 0: published without a claim.
 
-    mm_hash: Annotated[str, msgspec.Meta(min_length=1, max_length=MM_HASH_MAX_BYTES)]
+    Raises InvalidKey, a ValueError, for an mm_hash that cannot be one.
+    """
+
+    mm_hash: str
     generation: U64
     token: U64
     nbytes: U64
-    cost_ms: Annotated[float, msgspec.Meta(ge=0.0)]
+    cost_ms: Annotated[float, msgspec.Meta(ge=0.0, le=sys.float_info.max)]
     info: Info
+
+    def __post_init__(self) -> None:
+        check_mm_hash(self.mm_hash)
 
 
 class CommitGroup(_Part, frozen=True):

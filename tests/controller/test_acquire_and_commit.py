@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+import msgspec
+import pytest
 from controller_driver import SCOPE, TERM, World, digests
 
 from mmcache.control.messages import (
@@ -17,13 +21,15 @@ from mmcache.control.messages import (
     Hit,
     KeyGroup,
     Lookup,
+    MalformedMessage,
     Refused,
     Resolved,
     Unclaimed,
     Waiting,
+    decode_from_client,
     encode,
 )
-from mmcache.key import Scope
+from mmcache.key import MM_HASH_MAX_BYTES, Scope
 from mmcache.selector import Selector
 
 
@@ -321,3 +327,19 @@ def test_a_duplicate_leaves_what_the_first_said_of_the_entry() -> None:
     (hit,) = client.lookup("a")
     assert hit is not None
     assert hit.info == b"first"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("mm_hash", ""), ("mm_hash", "é" * (MM_HASH_MAX_BYTES // 2 + 1)), ("cost_ms", math.inf), ("cost_ms", -1.0)],
+)
+def test_a_commitment_that_cannot_be_shown_is_not_taken(field: str, value: object) -> None:
+    entry = {"mm_hash": "a", "generation": 0, "token": 0, "nbytes": 1, "cost_ms": 1.0, "info": b""}
+
+    def frame() -> bytes:
+        return msgspec.msgpack.encode([5, 1, 1, 1, [[SCOPE, [list(entry.values())]]]])
+
+    assert isinstance(decode_from_client(frame()), Commit)
+    entry[field] = value
+    with pytest.raises(MalformedMessage):
+        decode_from_client(frame())
