@@ -75,12 +75,15 @@ class Recorder:
             ]
             audit = [_audit(one, number, at) for number, one in enumerate(todo.asked, todo.first) if one.role]
             store.invalidate(batch, forget=todo.forgotten, audit=audit)
-        elif todo.forgotten:
-            store.forget(todo.forgotten)
-        if todo.completed:
-            store.complete(todo.completed, at)
-        if todo.settled:
-            store.settle_terms()
+        try:  # what was asked for is durable by now, so that nothing else may be taken for a refusal of it
+            if todo.forgotten and not todo.asked:
+                store.forget(todo.forgotten)
+            if todo.completed:
+                store.complete(todo.completed, at)
+            if todo.settled:
+                store.settle_terms()
+        except StateFull as error:
+            _log.warning("it is not remembered what is complete or over: %s", error)
 
     def check(self) -> None:
         """Raise StateLost where a write could not succeed any more: nobody may be told that a term goes on."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 from controller_driver import LINEAGE, TERM, World
 
@@ -22,11 +24,13 @@ from mmcache.control.messages import (
     Welcome,
 )
 from mmcache.controller import core
-from mmcache.controller.durable import MAX_TERMS, Past
-from mmcache.controller.recorder import add_term
+from mmcache.controller.announcements import Asked
+from mmcache.controller.durable import MAX_TERMS, Past, ToWrite
+from mmcache.controller.limits import ControllerLimits
+from mmcache.controller.recorder import Recorder, add_term
 from mmcache.controller.server import volatile_store
 from mmcache.controller.sessions import DRIFT_BOUND
-from mmcache.controller.state.base import Invalidation
+from mmcache.controller.state.base import Invalidation, StateFull
 from mmcache.selector import Selector
 
 TTL = 5.0
@@ -159,6 +163,25 @@ def test_nothing_is_told_or_counts_before_it_is_durable() -> None:
     world.disk_full = False
     assert number_of(operator.invalidate(B)) == 1
     assert [(todo.first, [one.selector for one in todo.asked]) for todo in world.durable if todo.asked] == [(1, [B])]
+
+
+def test_what_is_durable_is_not_refused_for_what_may_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = volatile_store()
+    recorder = Recorder(store)
+    recorder.begin(ControllerLimits(), 0.0)
+
+    def write(number: int, completed: int) -> None:
+        asked = [Asked(A, "", "n", "")]
+        recorder.write(ToWrite([], number, asked, [completed] if completed else [], [], settled=True), 1.0)
+
+    write(1, 0)
+    with monkeypatch.context() as patched:
+        for name in ("complete", "settle_terms"):
+            patched.setattr(store, name, Mock(side_effect=StateFull("no room")))
+        write(2, 1)
+    assert (store.head, len(store.pending())) == (2, 2)
+    write(3, 2)
+    assert [one.number for one in store.pending()] == [1, 3]
 
 
 def test_what_was_asked_twice_is_made_once() -> None:
