@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
 import subprocess
@@ -16,7 +18,10 @@ import torch
 from admin_api import OPERATOR, PATIENCE_S, TOKENS, VIEWER, AdminApi, assert_problem, bearer
 from serving import Serving, key_of
 
+from mmcache.control.channel import ControlChannel
+from mmcache.controller import server
 from mmcache.controller.admin.figures import SIZES, to_prometheus
+from mmcache.controller.limits import ControllerLimits
 from mmcache.controller.server import begin_term, volatile_store
 
 TIMEOUT_S = 60
@@ -92,6 +97,22 @@ def test_what_is_wrong_is_told_for_each_list(tmp_path: Path) -> None:
         assert_problem(api.client.post("/v1/lookup", json={"keys": []}), 422, "invalid")
         assert_problem(api.client.get("/v2"), 404, "not-found")
         assert_problem(api.client.put("/v1/stats"), 405, "method-not-allowed")
+
+
+def test_sessions_are_listed_on_from_any_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = itertools.count((1 << 62) - 3)
+    monkeypatch.setattr(server, "_random_number", lambda: next(numbers))
+    with AdminApi(tmp_path, limits=ControllerLimits()) as api, contextlib.ExitStack() as stack:
+        for name in ("first", "second", "third"):
+            channel = stack.enter_context(contextlib.closing(ControlChannel(api.control, name=name)))
+            channel.start()
+            assert channel.wait_fresh(PATIENCE_S) is not None
+        query: dict[str, str | int] = {"limit": 1}
+        names: list[str] = []
+        while (page := api.client.get("/v1/sessions", params=query).json())["next"] is not None:
+            names += [one["name"] for one in page["sessions"]]
+            query["after"] = page["next"]
+        assert names == ["first", "second", "third"]
 
 
 def test_figures_are_all_there_for_prometheus(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ class AuditPage(NumberedPage):
 class SessionsPage(_Strict):
     """Sessions in the order of their ids, which are random."""
 
-    after: Annotated[str | None, Field(pattern=r"^[0-9]{1,18}$", description="`next` of the page before.")] = None
+    after: Annotated[str | None, Field(pattern=r"^[0-9]{1,19}$", description="`next` of the page before.")] = None
     limit: Limit = 100
 
 
