@@ -6,19 +6,22 @@ import logging
 import secrets
 from typing import Final
 
+import msgspec
+
 from mmcache.controller.announcements import MAX_REMEMBERED, Asked
 from mmcache.controller.durable import MAX_TERMS, Past, ToWrite
 from mmcache.controller.limits import ControllerLimits
 from mmcache.controller.sessions import DRIFT_BOUND
 from mmcache.controller.state.base import AuditRecord, Invalidation, StateFull, StateLost, StateStore
 from mmcache.key import mm_digest
+from mmcache.selector import Selector
 
 _log = logging.getLogger(__name__)
 
 _PAGE: Final = 1000
 _TERMS: Final = "terms"
 _LONGEST_TOLD: Final = 256
-"""Characters of an mm_hash that an audit record tells as it is."""
+"""Bytes of JSON of an mm_hash that an audit record tells as it is."""
 
 
 class Recorder:
@@ -111,17 +114,22 @@ def add_term(store: StateStore, term: int) -> list[tuple[int, int]]:
     return terms
 
 
+def told(selector: Selector) -> dict[str, str | None]:
+    """A selector's fields for an audit record, which has room for two. A long mm_hash is told by its digest."""
+    fields = selector.fields()
+    if (mm_hash := fields.get("mm_hash")) is not None and len(msgspec.json.encode(mm_hash)) > _LONGEST_TOLD:
+        fields["mm_hash"] = f"blake2b-256:{mm_digest(mm_hash).hex()}"
+    return fields
+
+
 def _audit(asked: Asked, number: int, at: float) -> AuditRecord:
-    """Of an invalidation. A long mm_hash is told by its digest: a record has no room for any text of that length."""
-    selector = asked.selector.fields()
-    if (mm_hash := selector.get("mm_hash")) is not None and len(mm_hash) > _LONGEST_TOLD:
-        selector["mm_hash"] = f"blake2b-256:{mm_digest(mm_hash).hex()}"
+    """Of an invalidation."""
     return AuditRecord(
         at=at,
         actor=_printable(asked.actor),
         role=asked.role,
         action="invalidate",
-        detail={"number": number, "selector": selector, **asked.note},
+        detail={"number": number, "selector": told(asked.selector), **asked.note},
         outcome="done",
     )
 

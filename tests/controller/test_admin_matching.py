@@ -22,12 +22,13 @@ def api(tmp_path: Path) -> Iterator[AdminApi]:
         yield api
 
 
-def publish(api: AdminApi, producer: str, *names: str) -> None:
+def publish(api: AdminApi, producer: str, *names: str, **fields: str) -> None:
     channel = ControlChannel(api.control, name=producer)
     channel.start()
     try:
         assert channel.wait_fresh(PATIENCE_S) is not None
-        entries = [CommitEntry(EmbeddingKey("m", "1", name), 0, 0, 4096, 1.0, b"info") for name in names]
+        keys = [EmbeddingKey(**{"model": "m", "version": "1", **fields}, mm_hash=name) for name in names]
+        entries = [CommitEntry(key, 0, 0, 4096, 1.0, b"info") for key in keys]
         statuses = channel.commit(entries, deadline=time.monotonic() + PATIENCE_S)
         assert set(statuses) == {CommitStatus.STORED}
     finally:
@@ -89,6 +90,22 @@ def test_asked_with_the_same_key_it_is_made_once(api: AdminApi) -> None:
     api.invalidate({"model": "m"}, headers={"Idempotency-Key": "other"})
     other = api.invalidate({}, producer="one", headers={"Idempotency-Key": "other"})
     assert_problem(other, 409, "idempotency-key")
+
+
+@pytest.mark.parametrize("mm_hash", ["\1" * 1024, "\1" * 40, "\U0001f600" * 256, '"' * 127])
+def test_there_is_room_in_the_audit_for_whatever_is_asked_for(api: AdminApi, mm_hash: str) -> None:
+    longest = {"tenant": 64, "model": 256, "version": 128, "lora": 128, "modality": 32}
+    fields = {name: '"' * length for name, length in longest.items()}
+    producer = "\U0001f600" * 128
+    publish(api, producer, mm_hash, **fields)
+    selector = {**fields, "mm_hash": mm_hash}
+    made = api.invalidate(selector, producer=producer, created_from=0.001, created_until=99_999_999_999.999)
+    assert made.status_code == 201, made.text
+    [record] = api.client.get("/v1/audit").json()["records"]
+    told = record["detail"]["selector"]
+    assert told == record["detail"]["matching"]["selector"]
+    assert {**told, "mm_hash": ""} == {**fields, "mm_hash": ""}
+    assert told["mm_hash"] == mm_hash or told["mm_hash"].startswith("blake2b-256:")
 
 
 def test_too_many_at_once_are_refused(api: AdminApi, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from mmcache.controller.admin.desk import Desk, unix_offset
 from mmcache.controller.admin.problems import Problem
 from mmcache.controller.announcements import Asked
 from mmcache.controller.core import ControllerCore
+from mmcache.controller.recorder import told
 from mmcache.controller.views import START, EntryPage, Wanted
 from mmcache.key import EmbeddingKey
 from mmcache.selector import Selector
@@ -24,8 +25,6 @@ MAX_FOUND: Final = 10_000
 _AT_ONCE: Final = 500
 """Of these are durable together, and between two such parts messages are served."""
 _LONGEST_LOOK_S: Final = 30.0
-_LONGEST_TOLD: Final = 256
-"""Characters of a field that an audit record tells: it has no room for the longest mm_hash."""
 
 
 def wanted(selector: Selector, producer: str | None, since: float | None, until: float | None) -> Wanted:
@@ -101,7 +100,7 @@ def _told(entries: Wanted) -> dict[str, object]:
     return {
         "producer": entries.producer,
         **{name: None if at is None else round(at + offset, 3) for name, at in times.items()},
-        "selector": {name: value and value[:_LONGEST_TOLD] for name, value in entries.selector.fields().items()},
+        "selector": told(entries.selector),
     }
 
 
