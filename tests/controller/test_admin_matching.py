@@ -92,6 +92,22 @@ def test_asked_with_the_same_key_it_is_made_once(api: AdminApi) -> None:
     assert_problem(other, 409, "idempotency-key")
 
 
+@pytest.mark.parametrize(
+    "other", [{"producer": "two"}, {"created_from": 0.0}, {"producer": "one", "selector": {"model": "m"}}]
+)
+def test_the_key_of_other_entries_is_refused(api: AdminApi, other: dict[str, Any]) -> None:
+    publish(api, "one", "a")
+    publish(api, "two", "b")
+    headers = {"Idempotency-Key": "once"}
+    assert api.invalidate({}, producer="one", headers=headers).json()["entries"] == 1
+    publish(api, "one", "c")
+    api.invalidate({}, producer="one")
+    refused = api.invalidate(**{"selector": {}, **other}, headers=headers)
+    assert_problem(refused, 409, "idempotency-key")
+    assert known(api) == {"b"}
+    assert api.invalidate({}, producer="one", headers=headers).json()["number"] == 1
+
+
 @pytest.mark.parametrize("mm_hash", ["\1" * 1024, "\1" * 40, "\U0001f600" * 256, '"' * 127])
 def test_there_is_room_in_the_audit_for_whatever_is_asked_for(api: AdminApi, mm_hash: str) -> None:
     longest = {"tenant": 64, "model": 256, "version": 128, "lora": 128, "modality": 32}

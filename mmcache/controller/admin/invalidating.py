@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from functools import partial
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Header, Path, Query, Response
@@ -16,7 +17,6 @@ from mmcache.controller.admin.problems import Problem
 from mmcache.controller.announcements import Asked
 from mmcache.controller.state.base import Invalidation
 from mmcache.engines import ClearedEngine
-from mmcache.selector import Selector
 
 router = APIRouter(prefix="/v1/invalidations", tags=["invalidations"])
 
@@ -30,8 +30,6 @@ _IdempotencyKey = Annotated[
         description="With the same key it is the same invalidation: send it again when an answer was lost.",
     ),
 ]
-_KEY_FIELDS: Final = len(Selector.__struct_fields__)
-"""Of a selector that is for one key only."""
 _PathNumber = Annotated[models.Number, Path(description="Of the sequence.")]
 
 
@@ -71,6 +69,7 @@ async def invalidate(
     if body.clear_engines:
         _check_engines(body, desk)
     entries = matching.wanted(selector, body.producer, body.created_from, body.created_until)
+    narrowed = matching.narrowed(selector, body.producer, body.created_from, body.created_until)
     if body.dry_run:
         return JSONResponse((await matching.count(desk, entries, body.timeout)).model_dump())
     asked = Asked(selector, body.reason, actor.name, idempotency_key or "", actor.role.word)
@@ -81,14 +80,18 @@ async def invalidate(
     elif known is not None:  # what it was for then is not to be found any more
         number = known.number
     else:
-        number, found = await matching.invalidate(desk, entries, asked)
+        number, found = await matching.invalidate(desk, entries, asked, narrowed)
         if not found:
             return JSONResponse(models.Matches(dry_run=False, matches=0, counted_all=True).model_dump())
     made = await desk.read(lambda store: store.invalidation(number))
     if made is None:
         detail = f"the idempotency key is that of invalidation {number}, which is too old to be known; take another key"
         raise Problem(409, "idempotency-key", detail)
-    if len(made.selector.fields()) < _KEY_FIELDS if by_entry else made.selector != selector:
+    if not by_entry:
+        is_another = made.selector != selector
+    else:
+        is_another = known is not None and narrowed != await desk.read(partial(matching.asked_for, made=made))
+    if is_another:
         detail = f"the idempotency key is that of invalidation {number}, for {made.selector}; take another key"
         raise Problem(409, "idempotency-key", detail)
     response.headers["Location"] = f"/v1/invalidations/{number}"

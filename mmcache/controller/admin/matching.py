@@ -7,7 +7,7 @@ what the controller knows of now, and each entry that it finds gets an invalidat
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from mmcache.controller.admin import models
@@ -16,6 +16,8 @@ from mmcache.controller.admin.problems import Problem
 from mmcache.controller.announcements import Asked
 from mmcache.controller.core import ControllerCore
 from mmcache.controller.recorder import told
+from mmcache.controller.state.base import Invalidation, StateStore
+from mmcache.controller.state.checks import MAX_PAGE
 from mmcache.controller.views import START, EntryPage, Wanted
 from mmcache.key import EmbeddingKey
 from mmcache.selector import Selector
@@ -48,11 +50,30 @@ async def count(desk: Desk, entries: Wanted, timeout: float) -> models.Matches:
     return models.Matches(dry_run=True, matches=matches, counted_all=after is None)
 
 
-async def invalidate(desk: Desk, entries: Wanted, asked: Asked) -> tuple[int, int]:
+def narrowed(
+    selector: Selector, producer: str | None, since: float | None, until: float | None
+) -> Mapping[str, object]:
+    """What an audit record says of which entries were asked for; times in seconds since 1970."""
+    return {"selector": told(selector), "producer": producer, "created_from": since, "created_until": until}
+
+
+def asked_for(store: StateStore, made: Invalidation) -> object:
+    """The `narrowed` with which an invalidation was asked for; None: with none, or that is not known any more."""
+    before: int | None = None
+    while records := store.audit(before, MAX_PAGE, action="invalidate", actor=made.actor):
+        for _, record in records:
+            if record.detail["number"] <= made.number:  # the newest come first
+                return record.detail.get("matching") if record.detail["number"] == made.number else None
+        before = records[-1][0]
+    return None
+
+
+async def invalidate(desk: Desk, entries: Wanted, asked: Asked, matching: Mapping[str, object]) -> tuple[int, int]:
     """Invalidate those that match, each by itself; returns the last number, and how many they were.
 
     Args:
         asked: what all of them are asked for as; its selector is the one that narrows `entries`.
+        matching: which entries these are, for the audit: see `narrowed`.
 
     Raises Problem: they are too many, or there is no room for all of them; the detail says how many were made.
     """
@@ -60,7 +81,7 @@ async def invalidate(desk: Desk, entries: Wanted, asked: Asked) -> tuple[int, in
     if not keys:
         return 0, 0
     number = 0
-    note = {"matching": _told(entries), "entries": len(keys)}
+    note = {"matching": matching, "entries": len(keys)}
     for start in range(0, len(keys), _AT_ONCE):
         part = [
             asked._replace(selector=Selector.exactly(key), idempotency="", role="")
@@ -91,17 +112,6 @@ async def _find(desk: Desk, entries: Wanted) -> list[EmbeddingKey]:
         if after is not None and time.monotonic() >= until:
             raise Problem(504, "no-answer", f"not all entries were looked at within {_LONGEST_LOOK_S:g} s: narrow it")
     return keys
-
-
-def _told(entries: Wanted) -> dict[str, object]:
-    """For the audit; times in seconds since 1970."""
-    offset = unix_offset()
-    times = {"created_from": entries.created_from, "created_until": entries.created_until}
-    return {
-        "producer": entries.producer,
-        **{name: None if at is None else round(at + offset, 3) for name, at in times.items()},
-        "selector": told(entries.selector),
-    }
 
 
 def _counting(entries: Wanted, after: bytes) -> Callable[[ControllerCore, float], tuple[int, bytes | None]]:
