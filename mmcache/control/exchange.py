@@ -290,9 +290,11 @@ class Exchange:
             until = acquisition.wait_until if acquisition is not None else self._again_until[message.request]
             self._waits[message.request] = _Wait(acquisition, index_at, request.groups, until)
         if acquisition is None:
+            unwanted: list[Granted] = []
             for position, number in enumerate(request.indices):
                 if not isinstance(answer := results[position], Waiting):
-                    self._claimed_again(number, answer, now)
+                    unwanted += self._claimed_again(number, answer, now)
+            self._unwanted(unwanted)  # at last: one grant is the answer to all who claim a name
             if not index_at:
                 self._end_again(message.request)
             return
@@ -313,7 +315,7 @@ class Exchange:
                 if isinstance(result, Granted):
                     unwanted.append(result)
             elif wait.acquisition is None:
-                self._claimed_again(wait.index_at.pop(position), result, now)
+                unwanted += self._claimed_again(wait.index_at.pop(position), result, now)
             elif not isinstance(result, Granted):
                 resolved.append((wait.index_at.pop(position), result))
             elif now < wait.until:
@@ -350,13 +352,15 @@ class Exchange:
         self._requests.pop(number, None)
         self._waits.pop(number, None)
 
-    def _claimed_again(self, number: int, answer: Answer, now: float) -> None:
+    def _claimed_again(self, number: int, answer: Answer, now: float) -> list[Granted]:
+        """Go on with a claim of an earlier session; returns what was granted for one that does not go on."""
         if not isinstance(answer, Granted):  # it is published here without a claim, if nobody was faster
             self._count("control.claim_lost")
         elif self._claims.regain(number, answer.token, answer.generation, claim_s=answer.claim_ms / 1000, now=now):
             self._count("control.claim_kept")
         else:
-            self._unwanted([answer])
+            return [answer]
+        return []
 
     def _accepts(self, call: Call[Any], messages: int, *, claims: int = 0, lineage: str | None = None) -> bool:
         """Whether a call can be sent; else it fails here and now."""

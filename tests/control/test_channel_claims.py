@@ -307,6 +307,20 @@ def test_what_nobody_computes_any_more_or_is_outdated_is_given_back(staged: Stag
     assert (abort.reason, abort.tokens) == (AbortReason.UNWANTED, [1])
 
 
+def test_what_is_outdated_does_not_take_the_claim_of_its_successor(staged: Stage) -> None:
+    acquire(staged, granted(5))
+    _, request = acquire(staged, Waiting())
+    staged.controller.answer(Resolved, request, [(0, Granted(3, 6, LONG_MS))])  # 5 has ended meanwhile
+    wait_until_applied(staged)
+    lose_session(staged)
+    again = staged.controller.expect_acquire()
+    assert again.groups[0].digests == [key("hash0").mm_digest] * 2
+    staged.controller.answer(Acquired, again.request, [Granted(3, 1, LONG_MS)] * 2)
+    assert nothing_is_sent(staged.controller)
+    lose_session(staged)
+    assert staged.controller.expect_acquire().groups[0].digests == [key("hash0").mm_digest]
+
+
 def test_in_another_lineage_nothing_is_claimed_again(staged: Stage) -> None:
     holder, _ = acquire(staged, granted(5))
     lose_session(staged, lineage="another")
