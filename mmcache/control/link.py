@@ -209,9 +209,10 @@ class Link:
         try:
             self._context = context
             self._poller.register(self._alarm.fd, zmq.POLLIN)
-            self._perform(self._session.start(boottime()))
             while not self._stopping:
                 try:
+                    if self._session.phase is Phase.IDLE:
+                        self._perform(self._session.start(boottime()))
                     self._turn()
                 except Exception as error:  # noqa: BLE001 - a fault of ours ends a session, not the channel; counted
                     self._count("control.internal_error", type(error).__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -10,10 +11,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import zmq
 from scripted_controller import PATIENCE_S, ScriptedController, Stage, key, soon, stage
 
+from mmcache.control import link
 from mmcache.control.channel import ControlChannel
 from mmcache.control.link import Link
 from mmcache.control.messages import (
@@ -346,3 +350,22 @@ def test_a_fault_in_the_channels_thread_costs_a_session_not_the_channel(
     staged.controller.welcome()
     assert staged.channel.wait_fresh(PATIENCE_S) is not None
     assert staged.counters.snapshot()["control.internal_error.ZeroDivisionError"] == 1
+
+
+def test_a_first_connection_for_which_there_was_no_descriptor_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Mock(side_effect=zmq.ZMQError(errno.EMFILE))
+    monkeypatch.setattr(link, "Handshake", watch)
+    controller, counters = ScriptedController(), Counters()
+    channel = ControlChannel(controller.address, name="test", counters=counters)
+    try:
+        channel.start()
+        deadline = time.monotonic() + PATIENCE_S
+        while not watch.called and time.monotonic() < deadline:
+            time.sleep(0.001)
+        monkeypatch.undo()
+        controller.welcome()
+        assert channel.wait_fresh(PATIENCE_S) is not None
+        assert counters.snapshot()["control.internal_error.ZMQError"] >= 1
+    finally:
+        channel.close()
+        controller.close()
