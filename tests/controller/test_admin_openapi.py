@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import schemathesis
@@ -18,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from mmcache.controller.admin import models
+from mmcache.controller.admin import models, service
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 EXAMPLES = 15
@@ -151,3 +152,20 @@ def test_every_example_of_an_invalidation_is_taken(api: AdminApi) -> None:
     for example in examples:
         response = api.client.post("/v1/invalidations", json=example, timeout=PATIENCE_S)
         assert response.status_code in (200, 201), response.text
+
+
+@pytest.mark.parametrize("answered", [0, 2])
+@pytest.mark.parametrize("begun", [b"", b"GET /heal"])
+def test_a_connection_without_a_request_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: int, begun: bytes
+) -> None:
+    monkeypatch.setattr(service, "_REQUEST_PATIENCE_S", 1)
+    with AdminApi(tmp_path) as api:
+        host, _, port = api.service.address.removeprefix("http://").rpartition(":")
+        with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+            for _ in range(answered):
+                connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                while not connection.recv(4096).endswith(b"}"):
+                    pass
+            connection.sendall(begun)
+            assert connection.recv(4096) == b""

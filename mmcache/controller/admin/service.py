@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import logging
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mmcache.config import Settings
 from mmcache.controller.admin.app import make_app
@@ -26,6 +28,8 @@ from mmcache.engines import token_of
 from mmcache.errors import ConfigError, LifecycleError
 
 _MOST_CONNECTIONS: Final = 512
+_REQUEST_PATIENCE_S: Final = 15
+"""How long a connection may be there without a request: each is one of those that may be open at once."""
 _START_PATIENCE_S: Final = 20.0
 _END_PATIENCE_S: Final = 5.0
 
@@ -72,12 +76,12 @@ class AdminService:
             access_log=False,
             lifespan="off",
             ws="none",
-            http="h11",
+            http=_Impatient,
             loop="asyncio",
             server_header=False,
             proxy_headers=False,
             limit_concurrency=_MOST_CONNECTIONS,
-            timeout_keep_alive=15,
+            timeout_keep_alive=_REQUEST_PATIENCE_S,
             timeout_graceful_shutdown=2,
         )
         self._server = uvicorn.Server(config)
@@ -110,6 +114,29 @@ class AdminService:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Impatient(H11Protocol):
+    """One connection. Ends it where no request comes, or none comes whole, which uvicorn would wait for without end."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._patience = self.loop.call_later(_REQUEST_PATIENCE_S, self._give_up, None)
+
+    def on_response_complete(self) -> None:
+        answered = self.cycle
+        self._patience.cancel()
+        self._patience = self.loop.call_later(_REQUEST_PATIENCE_S, self._give_up, answered)
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._patience.cancel()
+        super().connection_lost(exc)
+
+    def _give_up(self, answered: object) -> None:
+        """No request has begun since that one was answered."""
+        if self.cycle is answered:
+            self.transport.close()
 
 
 def _bound(endpoint: str) -> socket.socket:
