@@ -77,8 +77,8 @@ class Invalidations:
         if session.counted >= settled:
             return
         if not session.serves_stale:
-            for number in self._waiting:
-                if session.counted < number <= settled:
+            for number in range(session.counted + 1, min(settled, self.head) + 1):  # few, however many wait for others
+                if number in self._waiting:
                     self._waiting[number] -= 1
         session.counted = settled
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from unittest.mock import Mock
 
 import pytest
@@ -134,6 +135,27 @@ def test_who_waits_is_told_in_time_how_far_it_is_and_whom_it_waits_for() -> None
     names = [(one.name, one.most_ms) for one in progress.awaited]  # type: ignore[union-attr]
     assert ("silent", round((LIFETIME - 1.0) * 1000)) in names
     assert silent.pushes()
+
+
+def test_what_others_are_awaited_for_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(dict[int, int]):
+        looked_at = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for number in super().__iter__():
+                self.looked_at += 1
+                yield number
+
+    world = World()
+    operator, _ = world.client("operator"), world.client("silent")
+    for _ in range(100):
+        operator.invalidate(A)
+    counting = Counting(world.core._invalidations.pending)
+    monkeypatch.setattr(world.core._invalidations, "_waiting", counting)
+    operator.apply(99)
+    operator.apply(100)
+    assert set(counting.values()) == {1}, "of the silent one"
+    assert counting.looked_at < 100
 
 
 def test_sessions_that_serve_what_is_stale_are_not_awaited() -> None:
