@@ -14,6 +14,7 @@ from mmcache import EmbeddingKey
 from mmcache.control.channel import CommitEntry, ControlChannel
 from mmcache.control.messages import CommitStatus
 from mmcache.controller.admin import matching
+from mmcache.controller.admin.desk import UnixOffset
 
 
 @pytest.fixture
@@ -70,6 +71,27 @@ def test_what_was_published_in_a_time_is_invalidated(api: AdminApi) -> None:
     assert known(api) == {"a"}
     assert api.invalidate({}, created_until=between).json()["entries"] == 1
     assert known(api) == set()
+
+
+def test_the_time_that_an_answer_tells_of_an_entry_finds_it(api: AdminApi) -> None:
+    publish(api, "one", *(f"photo-{number}" for number in range(20)))
+    publish(api, "one", "later")
+    [later] = api.client.get("/v1/entries", params={"mm_hash": "later"}).json()["entries"]
+    for _ in range(20):
+        found = api.client.get("/v1/entries", params={"created_from": later["created"]}).json()["entries"]
+        assert found == [later]
+    assert count(api, created_from=later["created"], created_until=later["created"]) == 1
+    assert api.invalidate({}, created_from=later["created"]).json()["entries"] == 1
+
+
+def test_a_clock_that_is_set_is_followed_and_a_measurement_that_differs_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    offset = UnixOffset()
+    first = offset()
+    system = time.time
+    monkeypatch.setattr(time, "time", lambda: system() + 0.01)
+    assert offset() == first
+    monkeypatch.setattr(time, "time", lambda: system() + 3600.0)
+    assert offset() == pytest.approx(first + 3600.0, abs=1.0)
 
 
 def test_more_than_are_made_durable_at_once(api: AdminApi, monkeypatch: pytest.MonkeyPatch) -> None:

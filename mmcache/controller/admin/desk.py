@@ -20,6 +20,8 @@ from mmcache.controller.state.base import StateStore
 Result = TypeVar("Result")
 _CALL_TIMEOUT_S: Final = 10.0
 """A core that has not looked at a call for so long is not well."""
+_CLOCK_WAS_SET_S: Final = 0.5
+"""A difference that no measurement makes."""
 
 
 class Desk:
@@ -81,9 +83,25 @@ class Desk:
         raise problems.Problem(404, "no-such-invalidation", f"there is no invalidation {number} yet")
 
 
-def unix_offset() -> float:
-    """What to add to a time of the core's clock for seconds since 1970."""
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+class UnixOffset:
+    """What to add to a time of the core's clock for seconds since 1970.
+
+    The same until the system's clock is set. Measured anew each time it would be another by some microseconds, and what
+    one answer says of an entry's time would not find that entry when it is asked for.
+    """
+
+    def __init__(self) -> None:
+        self._offset: float | None = None
+
+    def __call__(self) -> float:
+        """As it was last measured; see the class."""
+        measured = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        if self._offset is None or abs(measured - self._offset) > _CLOCK_WAS_SET_S:
+            self._offset = measured
+        return self._offset
+
+
+unix_offset: Final = UnixOffset()
 
 
 async def _answer(future: Future[Result], timeout: float) -> Result:

@@ -27,13 +27,18 @@ MAX_FOUND: Final = 10_000
 _AT_ONCE: Final = 500
 """Of these are durable together, and between two such parts messages are served."""
 _LONGEST_LOOK_S: Final = 30.0
+_ROUNDING_S: Final = 1e-6
+"""A time that an answer told finds its entry again: there and back, floats lose up to half of it."""
 
 
 def wanted(selector: Selector, producer: str | None, since: float | None, until: float | None) -> Wanted:
     """Entries by key, producer and time; times in seconds since 1970."""
     offset = unix_offset()
     return Wanted(
-        selector, producer, None if since is None else since - offset, None if until is None else until - offset
+        selector,
+        producer,
+        None if since is None else since - offset - _ROUNDING_S,
+        None if until is None else until - offset + _ROUNDING_S,
     )
 
 
