@@ -139,12 +139,22 @@ def _carry_out(
     with open_channel(settings) as (channel, deadline):
         made = make(channel, selector, reason=reason, everything=True, deadline=deadline)
         ends = time.monotonic() + (wait_s or 0.0)
-        with _progress(quiet) as show:
+        with _stands(made.number), _progress(quiet) as show:
             while wait_s is not None and not made.complete and (left := ends - time.monotonic()) > 0:
                 with contextlib.suppress(ControllerUnavailable, DeadlineExceeded):  # it is made: that is told
                     made = follow(channel, made, deadline=time.monotonic() + min(left, _LOOK_SECONDS))
                     show(made)
         return made
+
+
+@contextlib.contextmanager
+def _stands(number: int) -> Iterator[None]:
+    """Whoever interrupts the wait must know that it takes nothing back."""
+    try:
+        yield
+    except SystemExit:
+        typer.echo(f"invalidation {number} is in force, and was not waited for any longer", err=True)
+        raise
 
 
 @contextlib.contextmanager

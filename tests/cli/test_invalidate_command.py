@@ -87,6 +87,21 @@ def test_who_is_silent_is_waited_for(serving: Serving) -> None:
     os.kill(worker.process.pid, signal.SIGCONT)
 
 
+def test_ctrl_c_while_it_waits_says_that_it_is_in_force(
+    serving: Serving, cache: MMCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.put(key("interrupted"), torch.ones(8))
+    monkeypatch.setattr("mmcache.client.invalidate.follow", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+    worker = serving.start_worker("compute_all", keys=1, seed=0, batch=1)
+    assert worker.read()["ready"]
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    ended = run("invalidate", *KEY, "--mm-hash", "interrupted", "--wait", config=serving.config)
+    os.kill(worker.process.pid, signal.SIGCONT)
+    assert (ended.status, ended.out) == (128 + signal.SIGINT, "")
+    assert "is in force" in ended.err
+    assert cache.get(key("interrupted")) is None
+
+
 def test_engines_are_cleared_once_it_is_complete(serving: Serving) -> None:
     with RawEngine(busy=1) as engine:
         made = run("invalidate", *KEY, "--wait", "--engine", engine.url, "--json", config=serving.config)
