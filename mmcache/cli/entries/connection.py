@@ -32,7 +32,8 @@ FAILURES: Final = (ControllerUnavailable, CorruptEntry, DeadlineExceeded, EntryD
 """What a strict cache raises where others miss or drop."""
 
 _ADVICE: Final[Mapping[str, str]] = {
-    "absent": "It was never published under exactly this key, or by clients of another controller, or it was evicted.",
+    "absent": "It was never published under exactly this key, or by clients of another controller, or it was "
+    "invalidated or evicted.",
     "not_fresh": "`mmcache doctor` tells more.",
     "unavailable": "`mmcache doctor` tells more.",
     "duplicate": "What is there stays as it is. Put all that changes an output into --version.",
