@@ -114,6 +114,8 @@ def _invalid(error: RequestValidationError) -> Problem:
     faults = error.errors()
     if any(fault.get("type") == "json_invalid" for fault in faults):
         return Problem(400, "malformed", "the body is not JSON")
+    if isinstance(error.body, bytes):  # not looked at
+        return Problem(422, "invalid", "the body must be JSON and be said to be: Content-Type: application/json")
     told = [
         {"where": ".".join(str(part) for part in fault["loc"]), "detail": str(fault["msg"])}
         for fault in faults[:_MAX_FAULTS]
