@@ -206,7 +206,7 @@ def test_a_port_that_only_listens_is_told_from_one_that_nobody_has(silent: str) 
 
 def test_metrics() -> None:
     shows(network.metrics(None), Status.OK, "store.metrics is not set")
-    shows(network.metrics(f"127.0.0.1:{free_port()}"), Status.WARNING, "Correct store.metrics")
+    shows(network.metrics(f"127.0.0.1:{free_port()}"), Status.WARNING, "correct store.metrics")
 
 
 def test_what_the_probe_said_becomes_advice() -> None:

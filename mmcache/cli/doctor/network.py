@@ -53,7 +53,8 @@ def metrics(address: str | None, *, timeout: float = ANSWER_S) -> Finding:
     if address is None:
         return ok(name, "store.metrics is not set: mmcache stats cannot tell of segments")
     if not master_is_ready(address, timeout=timeout):
-        return warning(name, f"{address} says of no master that it is ready", "Correct store.metrics.")
+        advice = "See the master, if that does not answer either; else correct store.metrics."
+        return warning(name, f"nobody at {address} says of a master that it is ready", advice)
     return ok(name, f"ready, says {address}")
 
 
