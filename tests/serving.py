@@ -195,6 +195,12 @@ class Serving:
         assert attach == "auto" or store_of(cache).kind == attach
         return cache
 
+    def close_caches(self) -> None:
+        """Close all that were connected here. Idempotent."""
+        for cache in self._caches:
+            cache.close()
+        self._caches.clear()
+
     def start_worker(self, task: str, *, attach: str = "auto", **arguments: Any) -> Worker:
         worker = Worker(self.config, task, attach, arguments)
         self._workers.append(worker)
@@ -212,8 +218,7 @@ class Serving:
     def __exit__(self, kind: object, *_: object) -> None:
         for worker in self._workers:
             worker.kill()
-        for cache in self._caches:
-            cache.close()
+        self.close_caches()
         self.controller.kill()
         if kind is not None:
             print(self.controller.log.read_text()[-4000:], file=sys.stderr)

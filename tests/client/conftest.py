@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 if TYPE_CHECKING:
     from serving import Serving
 
+_shared: list[Serving] = []
+
 
 @pytest.fixture(scope="session")
 def serving() -> Iterator[Serving]:
@@ -21,7 +23,16 @@ def serving() -> Iterator[Serving]:
     from serving import Serving
 
     with Serving() as serving:
+        _shared.append(serving)
         yield serving
+
+
+@pytest.fixture(scope="module", autouse=True)
+def caches_end_with_their_module() -> Iterator[None]:
+    """All tests share one process, whose descriptors have an end."""
+    yield
+    for serving in _shared:
+        serving.close_caches()
 
 
 @pytest.fixture
