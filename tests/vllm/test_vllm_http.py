@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -138,7 +139,7 @@ def test_an_engine_of_both_roles_found_by_name_alone_ends_when_it_is_told_to(
         assert engine.agent in processes
         engine.end(gracefully=True)
         assert not [process for process in processes if process.is_running()]
-    assert "Traceback" not in engine.said
+    assert not re.findall(r'File "[^"]*/mmcache/(?:agent|client|control|integrations)/.*', engine.said), "vLLM may have"
 
 
 def wait_until_idle(engine: ServedEngine) -> None:
