@@ -8,14 +8,12 @@ One key a line, and behind it what it is called. A comment begins with `#`, as n
 
 from __future__ import annotations
 
-import os
 import re
-import stat
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from mmcache.errors import ConfigError
+from mmcache.private_file import read_guarded, read_private
 
 CHARACTERS: Final = 40
 MAX_KEYS: Final = 10_000
@@ -62,48 +60,14 @@ def parse_keys(text: str, where: str) -> dict[str, str]:
 
 def read_keys(path: Path, setting: str) -> dict[str, str]:
     """The keys of a file that anybody may read and nobody else may write to. Raises ConfigError."""
-    return parse_keys(_read(path, setting, 0o022, "others can write to it; chmod go-w"), f"{setting}: {path}")
+    where = f"{setting}: {path}"
+    return parse_keys(read_guarded(path, MAX_FILE_BYTES, 0o022, "others can write to it; chmod go-w", where), where)
 
 
 def read_secret_key(path: Path, setting: str) -> str:
     """The one key of a file that nobody else may read. Raises ConfigError."""
     where = f"{setting}: {path}"
-    keys = list(parse_keys(_read(path, setting, 0o077, "others can read it or write to it; chmod 600"), where))
+    keys = list(parse_keys(read_private(path, MAX_FILE_BYTES, where), where))
     if len(keys) != 1:
         raise ConfigError(f"{where}: must have one key, not {len(keys)}; `mmcache keys new` makes such a file")
     return keys[0]
-
-
-def version_of(path: Path) -> Sequence[int] | None:
-    """What changes with a file, however it is replaced; None: it is not there."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode)
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Opens a file; a FIFO would wait for its writer."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _read(path: Path, setting: str, forbidden: int, otherwise: str) -> str:
-    """A file's text, if it is small, and its mode has none of the forbidden bits."""
-    where = f"{setting}: {path}"
-    try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ConfigError(f"{where}: is no file")
-            if stat.S_IMODE(status.st_mode) & forbidden:
-                raise ConfigError(f"{where}: {otherwise} {path}")
-            text = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{where}: cannot be read: {error.strerror or error}") from error
-    if len(text) > MAX_FILE_BYTES:
-        raise ConfigError(f"{where}: larger than {MAX_FILE_BYTES:,} bytes")
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: not UTF-8") from error

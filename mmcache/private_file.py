@@ -1,10 +1,11 @@
-"""Files with secrets in them, which nobody but their owner may read, and tokens."""
+"""Files with secrets in them, which nobody but their owner may read, or that say who may do what; and tokens."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,24 +16,43 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{1,512}", re.ASCII)
 _MAX_TOKEN_FILE_BYTES: Final = 4096
 
 
-def read_private(path: Path, most_bytes: int) -> str:
-    """The text of a file. Raises ConfigError: it cannot be read, others can, it is too large, or not UTF-8."""
+def read_private(path: Path, most_bytes: int, where: str = "") -> str:
+    """The text of a file that nobody else may read. Raises ConfigError, as `read_guarded` does."""
+    return read_guarded(path, most_bytes, 0o077, "others can read it or write to it; chmod 600", where)
+
+
+def read_guarded(path: Path, most_bytes: int, forbidden: int, otherwise: str, where: str = "") -> str:
+    """The text of a file whose mode has none of the forbidden bits.
+
+    Raises ConfigError, which begins with `where` (or the path): it cannot be read, is open to others (then `otherwise`,
+    which ends in a command for the path), is too large, or not UTF-8.
+    """
+    where = where or str(path)
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise ConfigError(f"{path}: is no file")
-            if stat.S_IMODE(status.st_mode) & 0o077:
-                raise ConfigError(f"{path}: others can read it or write to it; chmod 600 {path}")
+                raise ConfigError(f"{where}: is no file")
+            if stat.S_IMODE(status.st_mode) & forbidden:
+                raise ConfigError(f"{where}: {otherwise} {path}")
             text = file.read(most_bytes + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"{where}: cannot be read: {error.strerror or error}") from error
     if len(text) > most_bytes:
-        raise ConfigError(f"{path}: larger than {most_bytes:,} bytes")
+        raise ConfigError(f"{where}: larger than {most_bytes:,} bytes")
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8") from error
+        raise ConfigError(f"{where}: not UTF-8") from error
+
+
+def version_of(path: Path) -> Sequence[int] | None:
+    """What changes with a file, however it is replaced; None: it is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode)
 
 
 def _without_waiting(path: str, flags: int) -> int:

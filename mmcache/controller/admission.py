@@ -16,8 +16,9 @@ from zmq.utils import z85
 
 from mmcache.config import ControllerSettings
 from mmcache.control.curve import REFUSED, key_pair
-from mmcache.curve import read_keys, version_of
+from mmcache.curve import read_keys
 from mmcache.errors import ConfigError
+from mmcache.private_file import version_of
 
 CLIENT_KEYS: Final = "controller.client_keys_file"
 _ENDPOINT: Final = "inproc://zeromq.zap.01"

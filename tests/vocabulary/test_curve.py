@@ -11,8 +11,9 @@ import zmq
 from hypothesis import example, given
 from zmq.utils import z85
 
-from mmcache.curve import MAX_FILE_BYTES, MAX_KEYS, is_key, parse_keys, read_keys, read_secret_key, version_of
+from mmcache.curve import MAX_FILE_BYTES, MAX_KEYS, is_key, parse_keys, read_keys, read_secret_key
 from mmcache.errors import ConfigError
+from mmcache.private_file import version_of
 
 KEY = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
 OTHER = "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs"

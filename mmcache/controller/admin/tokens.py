@@ -16,14 +16,14 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import yaml
 
 from mmcache.errors import ConfigError
-from mmcache.private_file import read_private
+from mmcache.private_file import read_private, version_of
 
 VARIABLE: Final = "MMCACHE_ADMIN_TOKENS"
 MAX_TOKENS: Final = 1_000
@@ -96,7 +96,7 @@ class Tokens:
         self.broken = 0
         """How often the file was found to be of no use since the start."""
         self._lock = threading.Lock()
-        self._version = None if path is None else _version(path)
+        self._version = None if path is None else version_of(path)
         self._looked_at = time.monotonic()
         self._read = [] if path is None else _read(path)
 
@@ -120,7 +120,7 @@ class Tokens:
             if self._path is None or time.monotonic() < self._looked_at + _LOOK_EVERY_S:
                 return
             self._looked_at = time.monotonic()
-            version = _version(self._path)
+            version = version_of(self._path)
             if version == self._version:
                 return
             self._version = version
@@ -199,15 +199,6 @@ def _expiry(value: object, where: str) -> float | None:
     if isinstance(value, datetime.date):
         return datetime.datetime(value.year, value.month, value.day, tzinfo=datetime.timezone.utc).timestamp()
     raise ConfigError(f"{where}: expires must be a time such as 2027-01-31T00:00:00Z")
-
-
-def _version(path: Path) -> Sequence[int] | None:
-    """What changes with the file, however it is replaced; None: it is not there."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode)
 
 
 def _read(path: Path) -> list[Token]:
