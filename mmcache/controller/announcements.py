@@ -56,6 +56,14 @@ class Asked(NamedTuple):
     note: Mapping[str, Any] = {}
 
 
+class _Standing(NamedTuple):
+    """How the sessions stand to what was invalidated, taken once for all who are told of it at a time."""
+
+    unbound: int
+    behind: Sequence[Session]
+    """Those that are not settled for all of it."""
+
+
 class Announcements:
     """All of one term. Methods return messages with the connections that they are for.
 
@@ -85,29 +93,24 @@ class Announcements:
 
     # What is asked
 
-    def ask(self, asker: Follower, asked: Asked) -> ControllerMessage | None:
-        """Make an invalidation. Without an answer now, it has one once it is durable."""
-        key = asked.idempotency
+    def ask(self, asker: Follower, *asked: Asked) -> ControllerMessage | None:
+        """Make one or several, which become durable together. The answer is that to the last of them: now, or then.
+
+        If the last was asked for before, by its idempotency key, so were those that came with it: none is made again.
+        """
+        key = asked[-1].idempotency
         if key and (number := self._numbers.get(key)) is not None:
             return Invalidated(self._term, asker.session, asker.request, number)
         for earlier, askers in zip(self._asked, self._askers, strict=True):
             if key and earlier.idempotency == key:
                 askers.append(asker)
                 return None
-        if len(self._asked) >= MAX_ASKED:
-            return Refused(asker.request, "overloaded: too many invalidations at once")
-        self._asked.append(asked)
-        self._askers.append([asker])
-        return None
-
-    def ask_all(self, asker: Follower, asked: Sequence[Asked]) -> ControllerMessage | None:
-        """Make several, which become durable together. The answer is that to the last of them."""
-        *others, last = asked
         if len(self._asked) + len(asked) > MAX_ASKED:
             return Refused(asker.request, "overloaded: too many invalidations at once")
-        for one in others:
-            self.make(one)
-        return self.ask(asker, last)
+        self._asked += asked
+        self._askers += [[] for _ in asked]
+        self._askers[-1].append(asker)
+        return None
 
     def make(self, asked: Asked) -> bool:
         """Make an invalidation that nobody asked for by a request. False: there are too many at once."""
@@ -122,7 +125,7 @@ class Announcements:
         if number > self._invalidations.head:
             return Refused(follower.request, f"there is no invalidation {number} yet")
         if number not in self._invalidations.pending or not wait_ms:
-            return self._progress(follower, number, now)
+            return self._progress(follower, number, self._standing(), now)
         if self._followers.full:
             return Refused(follower.request, "overloaded: too many wait for invalidations")
         self._followers.add(follower, number, now + wait_ms / 1000)
@@ -201,15 +204,11 @@ class Announcements:
         if not complete:
             return
         self._completed += complete
-        for follower, number in self._followers.take(complete):
-            for peer, _ in self._present([follower]):
-                yield peer, self._progress(follower, number, now)
+        yield from self._progresses(self._followers.take(complete), now)
 
     def expire(self, now: float) -> Addressed:
         """Tell those who have waited for long enough how far it is."""
-        for follower, number in self._followers.expire(now):
-            for peer, _ in self._present([follower]):
-                yield peer, self._progress(follower, number, now)
+        yield from self._progresses(self._followers.expire(now), now)
 
     def end(self, sessions: Iterable[int]) -> None:
         """These sessions wait for nothing any more. What they asked for is made all the same."""
@@ -220,17 +219,35 @@ class Announcements:
         """When `expire` has something to do next."""
         return self._followers.next_deadline()
 
-    def _progress(self, follower: Follower, number: int, now: float) -> Progress:
-        waiting = self._invalidations.pending.get(number, 0)
-        awaited: list[Awaited] = []
+    def _progresses(self, waited: Sequence[tuple[Follower, int]], now: float) -> Addressed:
+        if not waited:
+            return
+        standing = self._standing()
+        for follower, number in waited:
+            for peer, _ in self._present([follower]):
+                yield peer, self._progress(follower, number, standing, now)
+
+    def _standing(self) -> _Standing:
         unbound = 0
+        behind: list[Session] = []
         for session in self._sessions.all():
             if session.serves_stale:
                 unbound += 1
-            elif waiting and session.settled < number and len(awaited) < MAX_AWAITED:
+            elif session.settled < self._invalidations.head:
+                behind.append(session)
+        return _Standing(unbound, behind)
+
+    def _progress(self, follower: Follower, number: int, standing: _Standing, now: float) -> Progress:
+        waiting = self._invalidations.pending.get(number, 0)
+        awaited: list[Awaited] = []
+        if waiting:
+            unsettled = (session for session in standing.behind if session.settled < number)
+            for session in itertools.islice(unsettled, MAX_AWAITED):
                 left_ms = math.ceil((self._sessions.settles_by(session, number) - now) * 1000)
                 awaited.append(Awaited(session.name, session.host, max(0, left_ms)))
-        return Progress(self._term, follower.session, follower.request, number, not waiting, waiting, unbound, awaited)
+        return Progress(
+            self._term, follower.session, follower.request, number, not waiting, waiting, standing.unbound, awaited
+        )
 
     def _present(self, followers: Iterable[Follower]) -> Iterator[tuple[bytes, Follower]]:
         for follower in followers:

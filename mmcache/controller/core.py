@@ -177,7 +177,7 @@ class ControllerCore:
 
         Among these effects, or those of `written` or `not_written`, is the answer: Invalidated (the last), or Refused.
         """
-        answer = self._announcements.ask_all(Follower(LOCAL, request), asked)
+        answer = self._announcements.ask(Follower(LOCAL, request), *asked)
         return [] if answer is None else [(LOCAL_PEER, answer)]
 
     def follow(self, request: int, number: int, wait_ms: int, now: float) -> Effects:

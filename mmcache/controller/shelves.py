@@ -10,6 +10,8 @@ from mmcache.key import DIGEST_BYTES
 SHELVES: Final = 4096
 """Of two million names each has some five hundred."""
 _NAME_BYTES: Final = 2 * DIGEST_BYTES
+_SMALL: Final = 16 * _NAME_BYTES
+"""A shelf of so many bytes need not be tidied."""
 
 
 class Shelves:
@@ -20,22 +22,22 @@ class Shelves:
     """
 
     def __init__(self) -> None:
-        self._shelves = [bytearray() for _ in range(SHELVES)]
-        self._tidy_at = [16 * _NAME_BYTES] * SHELVES
+        self._shelves: dict[int, bytearray] = {}
+        self._tidy_at: dict[int, int] = {}
 
     def add(self, name: bytes, present: Container[bytes]) -> None:
         """A name that was not there. `present` are all that are there."""
         number = shelf_of(name[DIGEST_BYTES:])
-        shelf = self._shelves[number]
+        shelf = self._shelves.setdefault(number, bytearray())
         shelf += name
-        if len(shelf) > self._tidy_at[number]:
+        if len(shelf) > self._tidy_at.get(number, _SMALL):
             names = self.names(number, present)
             self._shelves[number] = bytearray(b"".join(names))
-            self._tidy_at[number] = (2 * len(names) + 16) * _NAME_BYTES
+            self._tidy_at[number] = 2 * len(names) * _NAME_BYTES + _SMALL
 
     def names(self, number: int, present: Container[bytes]) -> list[bytes]:
         """Those of a shelf that are there, in order: by the mm_hash's digest, then by the scope's."""
-        shelf = bytes(self._shelves[number])
+        shelf = bytes(self._shelves.get(number, b""))
         names = {shelf[start : start + _NAME_BYTES] for start in range(0, len(shelf), _NAME_BYTES)}
         return sorted((name for name in names if name in present), key=place)
 
