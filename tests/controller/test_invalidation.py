@@ -137,6 +137,20 @@ def test_who_waits_is_told_in_time_how_far_it_is_and_whom_it_waits_for() -> None
     assert silent.pushes()
 
 
+def test_many_who_are_told_at_once_cost_one_walk_over_the_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    operator, _ = world.client("operator"), world.client("silent")
+    operator.invalidate(A)
+    for _ in range(50):
+        operator.follow(1, wait_ms=1_000)
+    operator.inbox.clear()
+    walks = Mock(wraps=world.core._sessions.all)
+    monkeypatch.setattr(world.core._sessions, "all", walks)
+    world.advance(1.0)
+    assert len(operator.inbox) == 50
+    assert walks.call_count == 1
+
+
 def test_what_others_are_awaited_for_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class Counting(dict[int, int]):
         looked_at = 0
@@ -214,6 +228,21 @@ def test_what_was_asked_twice_is_made_once() -> None:
     assert number_of(operator.invalidate(A)) == 2
     later = World(Past(LINEAGE, head=2, held=[(1, A), (2, A)], remembered=[("once", 1)]))
     assert number_of(later.client("operator").invalidate(A, "once")) == 1
+
+
+def test_several_that_were_asked_for_together_twice_are_made_once() -> None:
+    world = World()
+    several = [Asked(A, "", "operator", "", "operator"), Asked(B, "", "operator", "once", "operator")]
+    assert world.core.ask(1, several) == world.core.ask(2, several) == []
+    todo = world.core.take_writes()
+    assert todo is not None
+    assert list(todo.asked) == several
+    told = [answer for _, answer in world.core.written(0.0)]
+    assert [(answer.request, answer.number) for answer in told if isinstance(answer, Invalidated)] == [(1, 2), (2, 2)]
+    [(_, again)] = world.core.ask(3, several)
+    assert isinstance(again, Invalidated)
+    assert again.number == 2
+    assert world.core.stats()["head"] == 2
 
 
 @pytest.mark.parametrize("idempotency", ["a\nb", "\0", "a\u200bb"])
