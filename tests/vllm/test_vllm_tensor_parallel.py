@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
 import psutil
 import pytest
 from vllm_caches import Pictures, expect, expect_at_once, options
@@ -27,10 +28,14 @@ class Pair(NamedTuple):
 def pair(model, cluster: Parts) -> Iterator[Pair]:
     """Sums of two halves are not those of one whole, to the last bit: who says what is right has two workers, too."""
     vision = model("vision")
+    engines = {
+        "plain-2": Options(vision, arguments=TWO),
+        "producer-2": options(vision, cluster.config, "ec_both", **TWO),
+        "consumer-2": options(vision, cluster.config, "ec_consumer", **TWO),
+    }
+    seed = {"PYTHONHASHSEED": "0"}  # see docs/vllm.md, Troubleshooting
     pair = Pair(
-        LocalEngine(Options(vision, arguments=TWO), name="plain-2"),
-        LocalEngine(options(vision, cluster.config, "ec_both", **TWO), name="producer-2"),
-        LocalEngine(options(vision, cluster.config, "ec_consumer", **TWO), name="consumer-2"),
+        *(LocalEngine(msgspec.structs.replace(made, environment=seed), name=name) for name, made in engines.items())
     )
     with started(*pair):
         yield pair

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import os
 import select
 import sys
@@ -88,8 +87,7 @@ class LocalEngine:
         environment = {**options.all_environment(), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         environment["PYTHONPATH"] = f"{here}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"
         command = [*within, sys.executable, str(here / "vllm_local_engine.py"), msgspec.json.encode(options).decode()]
-        self._start = functools.partial(_Piped, name, command, directory=directory, environment=environment, pipes=True)
-        self._child = self._start()
+        self._child = _Piped(name, command, directory=directory, environment=environment, pipes=True)
         self.log = self._child.log
         self._unread = b""
         self._numbers = 0
@@ -98,21 +96,8 @@ class LocalEngine:
         self._processes: dict[int, psutil.Process] = {}
 
     def wait_ready(self, timeout: float = START_SECONDS) -> None:
-        """Return when it has started. Raises EngineFailed if it does not.
-
-        Workers' connections to each other may break before there is anything to do: that is Gloo's, and tried once more.
-        """
-        deadline = time.monotonic() + timeout
-        try:
-            self._hear(deadline)
-        except EngineFailed as failure:
-            if "gloo/transport/" not in str(failure):
-                raise
-            print(f"{self.log.name}: started once more\n{_end_of(self.log)}", file=sys.stderr)
-            end_all(self.processes)
-            self._child.kill()
-            self._child, self._unread = self._start(), b""
-            self._hear(deadline)
+        """Return when it has started. Raises EngineFailed if it does not."""
+        self._hear(time.monotonic() + timeout)
         self.rpc("probe_install")
 
     def generate(self, *requests: Request, timeout: float = ANSWER_SECONDS) -> list[Answer]:

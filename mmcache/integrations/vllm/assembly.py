@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections import Counter
 from typing import Any
 
@@ -29,6 +30,11 @@ _MODALITIES = ("image", "video", "audio")
 def make_worker_side(vllm_config: Any) -> WorkerSide:
     """A worker's side. Raises ConfigError for a setting that cannot be meant."""
     settings = ConnectorSettings.of(vllm_config.ec_transfer_config.ec_connector_extra_config)
+    if vllm_config.parallel_config.rank == 0 and not _measured_in_one_order(vllm_config):
+        _log.warning(
+            "set PYTHONHASHSEED=0 in this engine's environment: without it, vLLM's workers may measure a producer's "
+            "modalities each in another order, and the engine then does not start"
+        )
     return WorkerSide(
         _staging_name(vllm_config),
         settings.staging_bytes,
@@ -122,6 +128,17 @@ def _staging_name(vllm_config: Any) -> str:
     Engines that are data-parallel have one `engine_id`, and those of dense models are all of `data_parallel_rank` 0.
     """
     return f"{vllm_config.ec_transfer_config.engine_id}/{vllm_config.parallel_config.data_parallel_index}"
+
+
+def _measured_in_one_order(vllm_config: Any) -> bool:
+    """Whether all workers have one order of modalities when vLLM has them encode one of each, before it starts.
+
+    Of vLLM 0.32: it goes through a set of their names (`tower_modalities` in vllm/multimodal/encoder_budget.py), whose
+    order is that of a process's hash seed, and the encoder's collective operations then do not belong together.
+    """
+    alone = vllm_config.parallel_config.tensor_parallel_size == 1 or not vllm_config.ec_transfer_config.is_ec_producer
+    forked = os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "fork") == "fork"  # with its parent's hash seed
+    return alone or forked or os.environ.get("PYTHONHASHSEED", "random") != "random"
 
 
 def _reports_arrive(vllm_config: Any) -> bool:

@@ -17,7 +17,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.renderers import renderer_from_config
 
 from mmcache.integrations.vllm.adapters import LoraDigests, NoDigest
-from mmcache.integrations.vllm.assembly import ItemReport, _reports_arrive, _staging_name
+from mmcache.integrations.vllm.assembly import ItemReport, _measured_in_one_order, _reports_arrive, _staging_name
 from mmcache.integrations.vllm.identity import EncoderIdentity, request_key
 from mmcache.integrations.vllm.settings import ConnectorSettings
 from mmcache.integrations.vllm.widths import expected_widths
@@ -191,3 +191,30 @@ def test_an_engine_whose_runner_drops_what_workers_report_has_no_cache(
         model_config=SimpleNamespace(runner_type=runner),
     )
     assert _reports_arrive(config) is arrive
+
+
+@pytest.mark.parametrize(
+    ("size", "role", "started", "seed", "one_order"),
+    [
+        (2, "ec_both", "spawn", None, False),
+        (2, "ec_producer", "spawn", "random", False),
+        (2, "ec_both", "spawn", "0", True),
+        (2, "ec_consumer", "spawn", None, True),
+        (2, "ec_both", "fork", None, True),
+        (2, "ec_both", None, None, True),
+        (1, "ec_both", "spawn", None, True),
+    ],
+)
+def test_workers_that_may_measure_modalities_in_different_orders_are_found_out(
+    monkeypatch: pytest.MonkeyPatch, size: int, role: str, started: str | None, seed: str | None, one_order: bool
+) -> None:
+    for name, value in (("VLLM_WORKER_MULTIPROC_METHOD", started), ("PYTHONHASHSEED", seed)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(tensor_parallel_size=size),
+        ec_transfer_config=ECTransferConfig(ec_connector="MMCacheECConnector", ec_role=role),
+    )
+    assert _measured_in_one_order(config) is one_order
