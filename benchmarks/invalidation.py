@@ -13,13 +13,16 @@ import json
 import os
 import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -71,6 +74,18 @@ def read_and_publish(wire: Wire, _number: int, config: str) -> None:
                 new = EmbeddingKey("other", "1", f"new-{os.getpid()}-{next(_numbers)}")
                 buckets[-1][1] += cache.put(new, tensor).readable
             wire.tell(buckets=buckets[:-1])
+
+
+def cpu_s(pids: Iterable[int | None]) -> float:
+    """Seconds that these processes have computed for."""
+    times = [psutil.Process(pid).cpu_times() for pid in pids]
+    return sum(each.user + each.system for each in times)
+
+
+def least_to_quiet(buckets: list[list[int]]) -> float:
+    """Hits in the worst bucket to those in the first two seconds."""
+    hits = [bucket[0] for bucket in buckets]
+    return min(hits) / statistics.median(hits[: int(2.0 / BUCKET_S)])
 
 
 class Bench:
@@ -127,11 +142,16 @@ class Bench:
     def rates(self, sessions: int, *rates: float, seconds: float) -> None:
         """Completion at each of these rates."""
 
-        def measure(_workers: list[Worker]) -> None:
+        def measure(workers: list[Worker]) -> None:
             self.complete_s()
+            clients = [worker.process.pid for worker in workers]
+            who: dict[str, list[int | None]] = {"controller": [self._parts.controller.pid], "clients": clients}
             for rate in rates:
                 self._say(f"{sessions} sessions, {rate:g} invalidations a second")
-                self.figures[f"{sessions} sessions, {rate:g} a second"] = self.at_rate(rate, seconds)
+                before = {name: cpu_s(pids) for name, pids in who.items()}
+                figures = self.at_rate(rate, seconds)
+                cores = {f"{name}_cores": (cpu_s(pids) - before[name]) / seconds for name, pids in who.items()}
+                self.figures[f"{sessions} sessions, {rate:g} a second"] = figures | cores
 
         self.with_sessions(sessions, measure)
 
@@ -170,6 +190,12 @@ class Bench:
                 name: statistics.median(busy[kind] / quiet[kind] for quiet, busy in pairs)
                 for kind, name in enumerate(names)
             }
+            self._say("another program starts meanwhile, and ends")
+            worker.tell(seconds=6.0)
+            time.sleep(2.0)
+            started = [sys.executable, "-m", "mmcache.cli", "controller", "--help"]
+            subprocess.run(started, stdout=subprocess.DEVNULL, check=True)
+            another = least_to_quiet(worker.hear()["buckets"])
             self._say("restarting the controller")
             worker.tell(seconds=6.0)
             time.sleep(2.0)
@@ -178,9 +204,11 @@ class Bench:
             self._parts.controller.start()
             self._channel.wait_fresh(30.0)
             serving_s = time.monotonic() - began
-            hits = [bucket[0] for bucket in worker.hear()["buckets"]]
-            quiet = statistics.median(hits[: int(2.0 / BUCKET_S)])
-            self.figures["restart"] = {"serving_s": serving_s, "least_hits_to_quiet": min(hits) / quiet}
+            self.figures["restart"] = {
+                "serving_s": serving_s,
+                "least_hits_to_quiet": least_to_quiet(worker.hear()["buckets"]),
+                "least_hits_to_quiet_when_another_program_starts": another,
+            }
             worker.tell(end=True)
 
     def generations(self) -> None:

@@ -233,7 +233,7 @@ class Announcements:
         for session in self._sessions.all():
             if session.serves_stale:
                 unbound += 1
-            elif session.settled < self._invalidations.head:
+            elif self._invalidations.pending and session.settled < self._invalidations.head:
                 behind.append(session)
         return _Standing(unbound, behind)
 
