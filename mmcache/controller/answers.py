@@ -6,7 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from mmcache.control.messages import MAX_INFO_BYTES, MAX_MESSAGE_BYTES, Answer, Granted, Hit, Resolution, Unclaimed
+from mmcache.control.messages import (
+    MAX_INFO_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_REASON,
+    Answer,
+    Granted,
+    Hit,
+    Refused,
+    Resolution,
+    Unclaimed,
+)
 from mmcache.controller.claims import WAITING, Wake
 
 RESULT_BYTES: Final = 64
@@ -60,3 +70,9 @@ def count_results(counts: Counter[str], what: str, results: Iterable[Answer]) ->
         counts[f"{what}.hit"] += hits
     if granted:
         counts[f"{what}.granted"] += granted
+
+
+def refused(counts: Counter[str], request: int, word: str, reason: str) -> Refused:
+    """Refuse a request, 0: whatever was said, and count it under this word."""
+    counts[f"refused.{word}"] += 1
+    return Refused(request, reason[:MAX_REASON])

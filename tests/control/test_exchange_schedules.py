@@ -185,9 +185,9 @@ class AnySchedule(RuleBasedStateMachine):
     @rule(key=st.sampled_from(KEYS))
     def an_entry_goes_missing(self, key: EmbeddingKey) -> None:
         """So that there is something to compute again."""
-        hit = self.core._directory.find([key.scope.digest + key.mm_digest], [0])[0]
+        hit = self.core._entries.directory.find([key.scope.digest + key.mm_digest], [0])[0]
         if isinstance(hit, Hit):
-            self.core._directory.drop(key.scope.digest + key.mm_digest, hit.revision)
+            self.core._entries.directory.drop(key.scope.digest + key.mm_digest, hit.revision)
 
     @rule(who=st.integers(0, 2))
     def renewals_are_due(self, who: int) -> None:
@@ -224,10 +224,11 @@ class AnySchedule(RuleBasedStateMachine):
             self.controller_reads(who, 4)
         for name, clients in computing.items():
             sessions = [self.core._sessions.at(client.peer) for client in clients]
-            token = self.core._claims.token_of(name)
+            token = self.core._entries.claims.token_of(name)
             assert token is not None
             assert any(
-                session and self.core._claims._by_token[token].party.session == session.number for session in sessions
+                session and self.core._entries.claims._by_token[token].party.session == session.number
+                for session in sessions
             )
 
     @invariant()
@@ -247,7 +248,7 @@ class AnySchedule(RuleBasedStateMachine):
                         here.add(granted.token)
             session = self.core._sessions.at(client.peer)
             assert session is not None
-            party = self.core._claims._parties.get(session.number)
+            party = self.core._entries.claims._parties.get(session.number)
             assert party is None or party.tokens <= here
 
     def teardown(self) -> None:

@@ -308,8 +308,8 @@ class CoreAgainstModel(RuleBasedStateMachine):
         self._read(self.core.tick(self.now), None)
         self.tables_hold_what_lives()
         assert self.core.next_deadline() is None
-        assert not self.core._claims._parties
-        assert not self.core._claims._by_token
+        assert not self.core._entries.claims._parties
+        assert not self.core._entries.claims._by_token
 
 
 CoreAgainstModel.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

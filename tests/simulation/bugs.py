@@ -15,6 +15,7 @@ from mmcache.control.messages import Commit, CommitStatus, HeartbeatAnswer, Hell
 from mmcache.controller.announcements import Announcements, Asked
 from mmcache.controller.claims import Claims
 from mmcache.controller.core import ControllerCore
+from mmcache.controller.entries import Entries
 from mmcache.controller.followers import Follower
 from mmcache.controller.invalidations import Invalidations
 from mmcache.controller.sessions import Sessions
@@ -63,20 +64,20 @@ def _drift_is_forgotten() -> Replacement:
 
 
 def _old_generations_are_committed() -> Replacement:
-    real = ControllerCore._commit
+    real = Entries.commit
 
-    def commit(self: ControllerCore, session: Any, message: Commit, now: float) -> Any:
+    def commit(self: Entries, session: Any, message: Commit, now: float) -> Any:
         answer, wakes = real(self, session, message, now)
         entries = [(group.scope.digest, entry) for group in message.groups for entry in group.entries]
         for place, (scope, entry) in enumerate(entries):
             name = scope + mm_digest(entry.mm_hash)
             if entry.generation < self._generation_of(name):
-                hit, _ = self._directory.enter(name, entry, session.name, now)
-                wakes = [*wakes, *self._claims.committed(name, hit)]
+                hit, _ = self.directory.enter(name, entry, session.name, now)
+                wakes = [*wakes, *self.claims.committed(name, hit)]
                 answer.results[place] = CommitStatus.STORED
         return answer, wakes
 
-    return ControllerCore, "_commit", commit
+    return Entries, "commit", commit
 
 
 def _whoever_ended_is_settled() -> Replacement:
