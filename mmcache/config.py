@@ -80,7 +80,7 @@ class StoreSettings(_Section, frozen=True, kw_only=True):
     master: Annotated[str, Endpoint()] = "127.0.0.1:50051"
     """`host:port` of mooncake_master's RPC."""
     metrics: Annotated[str | None, Endpoint(optional=True)] = None
-    """`host:port` of its HTTP port, for `mmcache stats` and `mmcache doctor` only."""
+    """`host:port` of its HTTP port, for `mmcache stats`, `mmcache doctor` and the controller."""
     sidecar: Annotated[str | None, Endpoint(optional=True)] = None
     """`host:port` of this node's `mooncake_client`, which shares memory with processes of its network namespace."""
     attach: Annotated[Literal["auto", "sidecar", "embedded"], Choice(words=("auto", "sidecar", "embedded"))] = "auto"
@@ -180,6 +180,8 @@ class ControllerSettings(_Section, frozen=True, kw_only=True):
     """Let it be reached from elsewhere without tokens."""
     reaper: Annotated[bool, Flag()] = True
     """Have a child process remove what was invalidated from the store (`store.master`); else its own eviction does."""
+    reconcile_every: Annotated[float, Duration(least=1.0, most=86400.0)] = 60.0
+    """How often that process lists what the store has (`store.metrics`), for the controller to forget what it lost."""
     max_entries: Annotated[int, Count()] = 2_000_000
     max_sessions: Annotated[int, Count(most=1_000_000)] = 10_000
 

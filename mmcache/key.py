@@ -209,6 +209,14 @@ def store_name(key: EmbeddingKey, *, lineage: str, generation: int) -> str:
     return f"{_name_stem(lineage, key.scope)}{key.mm_digest.hex()}.{generation}"
 
 
+def store_names(lineage: str) -> re.Pattern[bytes]:
+    """Finds the store's names of a lineage, one a line: both digests in hexadecimal, and the generation, are groups."""
+    if not _LINEAGE.match(lineage):
+        raise InvalidKey(f"lineage must be 1 to 32 of [a-z0-9], got {lineage!r}")
+    digest = b"([0-9a-f]{%d})" % (2 * DIGEST_BYTES)
+    return re.compile(rb"^mmc1\.%b\.%b\.%b\.(0|[1-9][0-9]{0,18})$" % (lineage.encode(), digest, digest), re.MULTILINE)
+
+
 def store_name_of(digests: bytes, *, lineage: str, generation: int) -> str:
     """The same name from the 64 bytes of a scope's digest and that of an mm_hash."""
     return f"mmc1.{lineage}.{digests[:DIGEST_BYTES].hex()}.{digests[DIGEST_BYTES:].hex()}.{generation}"

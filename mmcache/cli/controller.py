@@ -149,7 +149,7 @@ def _start_reaper(settings: Settings, mailbox: Mailbox) -> Reaper | None:
     except StoreUnavailable as error:
         _log.warning("bytes of what was invalidated are left to the store's eviction (controller.reaper): %s", error)
         return None
-    return Reaper(settings.store, mailbox)
+    return Reaper(settings.store, mailbox, settings.controller.reconcile_every)
 
 
 def _milliseconds(seconds: float) -> int:

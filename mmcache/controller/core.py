@@ -48,6 +48,7 @@ from mmcache.controller.entries import Entries
 from mmcache.controller.followers import LOCAL, Follower
 from mmcache.controller.invalidations import Invalidations
 from mmcache.controller.limits import ControllerLimits
+from mmcache.controller.reconciliation import Reconciliation
 from mmcache.controller.removals import Removals
 from mmcache.controller.sessions import Session, Sessions
 from mmcache.controller.views import Views
@@ -132,6 +133,7 @@ class ControllerCore:
             removals=self.removals,
             counts=self._counts,
         )
+        self.reconciliation = Reconciliation(self._entries, self.removals, self._counts)
         self.views = Views(
             self._sessions,
             self._entries.directory,
@@ -262,6 +264,7 @@ class ControllerCore:
             "invalidations_pending": len(self._invalidations.pending),
             "head": self._invalidations.head,
             "removals": len(self.removals),
+            **self.reconciliation.found,
             **dict(sorted(self._counts.items())),
         }
 

@@ -23,6 +23,8 @@ class Entry(msgspec.Struct, gc=False):
     """Name of the session that committed it first."""
     created: float
     """When it was committed first, on the controller's clock in seconds."""
+    listing: int = 0
+    """The last listing of the store that had it."""
 
 
 class Directory:
@@ -55,6 +57,15 @@ class Directory:
             entry.hit if (entry := get(name)) is not None and entry.hit.generation == generation else None
             for name, generation in zip(names, generations, strict=True)
         ]
+
+    @property
+    def revision(self) -> int:
+        """The last one that was given."""
+        return self._revision
+
+    def names(self) -> Iterator[bytes]:
+        """Of all that are there now."""
+        return iter(list(self._entries))
 
     def entry(self, name: bytes) -> Entry | None:
         """What stands under a name, of whatever generation."""
@@ -102,7 +113,7 @@ class Directory:
     def outdate(self) -> None:
         """Some entries are of an old generation by now. They are not found any more; `sweep` forgets them."""
         if self._to_sweep is None:
-            self._to_sweep = iter(list(self._entries))
+            self._to_sweep = self.names()
         else:
             self._sweep_again = True
 
@@ -119,6 +130,6 @@ class Directory:
         for name in outdated:
             self._removals.add(name, self._entries.pop(name).hit.generation)
         if len(names) < most:
-            self._to_sweep = iter(list(self._entries)) if self._sweep_again else None
+            self._to_sweep = self.names() if self._sweep_again else None
             self._sweep_again = False
         return len(outdated)

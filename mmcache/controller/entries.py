@@ -228,7 +228,7 @@ class Entries:
         """There are new invalidations, those of abandoned names among them."""
         self._abandonments.take()
         self.directory.outdate()
-        return self.claims.outdate(self._generation_of)
+        return self.claims.outdate(self.generation_of)
 
     def not_abandoned(self, now: float) -> list[Wake]:
         """The names that were to be abandoned keep their generation."""
@@ -237,9 +237,13 @@ class Entries:
             wakes += self.claims.give_up(session, token, AbortReason.HELD, now) or ()
         return wakes
 
+    def generation_of(self, name: bytes) -> int:
+        """The one that counts. Raises KeyError for a name of no known scope."""
+        return self._invalidations.table.generation(self.scopes[name[:DIGEST_BYTES]], name[DIGEST_BYTES:])
+
     def sweep(self, most: int) -> None:
         """Forget those of an old generation among so many."""
-        self._count("entry.outdated", self.directory.sweep(self._generation_of, most))
+        self._count("entry.outdated", self.directory.sweep(self.generation_of, most))
 
     def _names(self, groups: Iterable[KeyGroup]) -> tuple[list[bytes], Sequence[int]]:
         """The names of keys, and their generations, in the order of their results."""
@@ -252,9 +256,6 @@ class Entries:
             if table.head:
                 generations += [table.generation(group.scope, digest) for digest in group.digests]
         return names, generations if table.head else [0] * len(names)
-
-    def _generation_of(self, name: bytes) -> int:
-        return self._invalidations.table.generation(self.scopes[name[:DIGEST_BYTES]], name[DIGEST_BYTES:])
 
     def _remember(self, scopes: Iterable[Scope]) -> bool:
         """Know these scopes by their digests from now on. False if that are too many."""

@@ -13,12 +13,15 @@ from mmcache.controller.reaper.messages import (
     Attach,
     Attached,
     Failed,
+    List,
+    Listed,
     Remove,
     Removed,
     decode_from_child,
     decode_to_child,
     encode,
 )
+from mmcache.controller.reconciliation import MOST_RECORDS, RECORD
 from mmcache.controller.removals import BATCH
 from mmcache.key import store_name_of
 from mmcache.store.base import Outcome
@@ -26,6 +29,7 @@ from mmcache.store.base import Outcome
 LONGEST = store_name_of(b"\xff" * 64, lineage="z" * 32, generation=(1 << 63) - 1)
 NUMBERS = st.integers(0, (1 << 63) - 1)
 STORE = StoreSettings(master="10.0.0.5:1", sidecar="[::1]:2", attach="sidecar", devices="mlx5_0", lease=0.5)
+TOO_LONG = [14, 1, bytes(MOST_RECORDS * RECORD.size + 1), True]
 NOT_MESSAGES = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
@@ -42,6 +46,18 @@ def test_a_batch_comes_back_as_it_was_and_fits(number: int, names: list[str]) ->
 def test_what_became_of_a_batch_comes_back_as_it_was(number: int, outcomes: list[Outcome]) -> None:
     removed = Removed(number, outcomes)
     assert decode_from_child(encode(removed)) == removed
+
+
+@given(NUMBERS, st.binary(max_size=MOST_RECORDS * RECORD.size), st.booleans())
+@example((1 << 63) - 1, bytes(MOST_RECORDS * RECORD.size), True)
+def test_a_piece_of_a_list_comes_back_as_it_was_and_fits(number: int, records: bytes, last: bool) -> None:
+    packet = encode(Listed(number, records, last))
+    assert len(packet) <= MAX_MESSAGE_BYTES
+    assert decode_from_child(packet) == Listed(number, records, last)
+
+
+def test_what_is_to_be_listed_comes_back_as_it_was() -> None:
+    assert decode_to_child(encode(List(3, "[::1]:9003", "0a1b"))) == List(3, "[::1]:9003", "0a1b")
 
 
 @pytest.mark.parametrize("message", [Attached("sidecar"), Failed("no master")])
@@ -67,6 +83,9 @@ def test_the_settings_come_back_as_they_were() -> None:
         [1, {"master": "nowhere"}],
         [1, {"master": "a:1", "attach": "sidecar"}],
         [13, 1, ["ok"]],
+        [3, 1, "m:1"],
+        [3, 1, "m:1", "a" * 33],
+        [3, "1", "m:1", "a"],
         [7],
         None,
     ],
@@ -76,7 +95,9 @@ def test_what_is_nothing_of_the_parents_is_refused(value: object) -> None:
         decode_to_child(msgspec.msgpack.encode(value))
 
 
-@pytest.mark.parametrize("value", [[13, 1, ["fine"]], [13, 1, [0]], [13, 1, []], [12, "a" * 1025], [2, 1, ["a"]], []])
+@pytest.mark.parametrize(
+    "value", [[13, 1, ["fine"]], [13, 1, [0]], [13, 1, []], [12, "a" * 1025], [2, 1, ["a"]], TOO_LONG, []]
+)
 def test_what_is_nothing_of_the_childs_is_refused(value: object) -> None:
     with pytest.raises(NOT_MESSAGES):
         decode_from_child(msgspec.msgpack.encode(value))

@@ -71,7 +71,7 @@ def _old_generations_are_committed() -> Replacement:
         entries = [(group.scope.digest, entry) for group in message.groups for entry in group.entries]
         for place, (scope, entry) in enumerate(entries):
             name = scope + mm_digest(entry.mm_hash)
-            if entry.generation < self._generation_of(name):
+            if entry.generation < self.generation_of(name):
                 hit, _ = self.directory.enter(name, entry, session.name, now)
                 wakes = [*wakes, *self.claims.committed(name, hit)]
                 answer.results[place] = CommitStatus.STORED

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,8 @@ from mmcache.controller.reaper.messages import (
     Attached,
     Failed,
     FromChild,
+    List,
+    Listed,
     Remove,
     Removed,
     ToChild,
@@ -78,7 +81,8 @@ class ReaperChild:
 
     def attach(self) -> str:
         """Have it attach; returns how it did. Raises StoreUnavailable with the reason, ChildLost or Stopped."""
-        answer = self._ask(Attach(self._settings), START_TIMEOUT_S)
+        self._tell(Attach(self._settings))
+        answer = self._hear(START_TIMEOUT_S)
         if isinstance(answer, Failed):
             raise StoreUnavailable(answer.reason)
         if not isinstance(answer, Attached):
@@ -88,10 +92,31 @@ class ReaperChild:
     def remove(self, names: list[str]) -> list[Outcome]:
         """Have it remove objects; returns what became of each. Raises ChildLost or Stopped."""
         self._asked += 1
-        answer = self._ask(Remove(self._asked, names), ANSWER_TIMEOUT_S)
+        self._tell(Remove(self._asked, names))
+        answer = self._hear(ANSWER_TIMEOUT_S)
         if not isinstance(answer, Removed) or answer.number != self._asked or len(answer.outcomes) != len(names):
             raise ChildLost(f"answered Remove with {type(answer).__name__} of something else")
         return answer.outcomes
+
+    def list(self, metrics: str, lineage: str) -> Iterator[bytes]:
+        """Have it list the store's names of a lineage, as `reconciliation.RECORD` has them.
+
+        Only when all was taken can it be asked something else. Raises StoreUnavailable with the reason: that was not
+        all; ChildLost or Stopped.
+        """
+        self._asked += 1
+        self._tell(List(self._asked, metrics, lineage))
+        patience_s = START_TIMEOUT_S
+        while True:
+            answer = self._hear(patience_s)
+            if isinstance(answer, Failed):
+                raise StoreUnavailable(answer.reason)
+            if not isinstance(answer, Listed) or answer.number != self._asked:
+                raise ChildLost(f"answered List with {type(answer).__name__} of something else")
+            if answer.last:
+                return
+            yield answer.records
+            patience_s = ANSWER_TIMEOUT_S
 
     def kill(self) -> None:
         """End it at once, stopped or not, and reap it. Idempotent."""
@@ -99,10 +124,15 @@ class ReaperChild:
         self._process.wait()
         self._socket.close()
 
-    def _ask(self, message: ToChild, patience_s: float) -> FromChild:
-        deadline = time.monotonic() + patience_s
+    def _tell(self, message: ToChild) -> None:
         try:
             self._socket.send(encode(message))
+        except OSError as error:
+            raise ChildLost(f"cannot be spoken to: {error.strerror}") from error
+
+    def _hear(self, patience_s: float) -> FromChild:
+        deadline = time.monotonic() + patience_s
+        try:
             while (left := deadline - time.monotonic()) > 0:
                 ready = {descriptor for descriptor, _ in self._poll.poll(left * 1000)}
                 if self._stop in ready:

@@ -1,7 +1,10 @@
 """What the controller and its reaper's child tell each other: msgpack arrays over a SOCK_SEQPACKET pair.
 
-Attach ──► Attached | Failed, and the child ends        once, at first
-Remove ──► Removed                                      one at a time
+Attach ──► Attached | Failed, and the child ends        once, before any Remove
+Remove ──► Removed
+List   ──► Listed, Listed, …, and at last Listed with `last`, or Failed
+
+One is asked at a time.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from typing import Annotated, Final
 import msgspec
 
 from mmcache.config import StoreSettings
+from mmcache.controller.reconciliation import MOST_RECORDS, RECORD
 from mmcache.controller.removals import BATCH
 from mmcache.store.base import Outcome
 
@@ -38,7 +42,16 @@ class Remove(_Message, frozen=True, tag=2):
     names: Annotated[list[StoreName], msgspec.Meta(min_length=1, max_length=BATCH)]
 
 
-ToChild = Attach | Remove
+class List(_Message, frozen=True, tag=3):
+    """List the names of a lineage."""
+
+    number: Number
+    metrics: Annotated[str, msgspec.Meta(max_length=512)]
+    """`host:port` of the master's HTTP port."""
+    lineage: Annotated[str, msgspec.Meta(max_length=32)]
+
+
+ToChild = Attach | Remove | List
 
 
 class Attached(_Message, frozen=True, tag=11):
@@ -48,7 +61,7 @@ class Attached(_Message, frozen=True, tag=11):
 
 
 class Failed(_Message, frozen=True, tag=12):
-    """It could not attach."""
+    """It could not attach, or not list all."""
 
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 
@@ -60,7 +73,15 @@ class Removed(_Message, frozen=True, tag=13):
     outcomes: Annotated[list[Outcome], msgspec.Meta(min_length=1, max_length=BATCH)]
 
 
-FromChild = Attached | Failed | Removed
+class Listed(_Message, frozen=True, tag=14):
+    """Some of the names, as `reconciliation.RECORD` has them."""
+
+    number: Number
+    records: Annotated[bytes, msgspec.Meta(max_length=MOST_RECORDS * RECORD.size)]
+    last: bool
+
+
+FromChild = Attached | Failed | Removed | Listed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_child = msgspec.msgpack.Decoder(ToChild).decode

@@ -15,16 +15,19 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from mmcache.controller.reaper.listing import listing
 from mmcache.controller.reaper.messages import (
     MAX_MESSAGE_BYTES,
     MAX_REASON,
     Attach,
     Attached,
     Failed,
+    List,
+    Listed,
     Remove,
     Removed,
     decode_to_child,
@@ -32,9 +35,15 @@ from mmcache.controller.reaper.messages import (
 )
 from mmcache.errors import MMCacheError
 
+if TYPE_CHECKING:
+    from mmcache.config import StoreSettings
+    from mmcache.store.mooncake import MooncakeStore
+
 ATTACH_TIMEOUT_S: Final = 3.0
 """How long the master, and a sidecar, have to show that they run."""
 REMOVE_TIMEOUT_S: Final = 5.0
+LIST_TIMEOUT_S: Final = 5.0
+"""For each piece of the list of names."""
 _REGION_BYTES: Final = 1 << 16
 """What an attachment to a sidecar is told of memory that is never allocated."""
 _PR_SET_PDEATHSIG: Final = 1  # from <linux/prctl.h>
@@ -62,26 +71,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(connection: socket.socket) -> int:
+    store: MooncakeStore | None = None
+    while packet := connection.recv(MAX_MESSAGE_BYTES):
+        match decode_to_child(packet):
+            case List() as asked:
+                _list(connection, asked)
+            case Attach(settings) if store is None:
+                try:
+                    store = _attach(settings)
+                except MMCacheError as error:
+                    connection.send(encode(Failed(str(error)[:MAX_REASON])))
+                    return 1
+                connection.send(encode(Attached(store.kind)))
+            case Remove(number, names) if store is not None:
+                outcomes = store.remove(names, deadline=time.monotonic() + REMOVE_TIMEOUT_S)
+                connection.send(encode(Removed(number, outcomes)))
+            case message:
+                raise TypeError(f"{type(message).__name__} at the wrong time")
+    return 0
+
+
+def _attach(settings: StoreSettings) -> MooncakeStore:
     from mmcache.store.mooncake import MooncakeStore  # noqa: PLC0415 (tied to the controller first)
 
-    attach = decode_to_child(connection.recv(MAX_MESSAGE_BYTES))
-    if not isinstance(attach, Attach):
-        raise TypeError(f"the first message must be Attach, not {type(attach).__name__}")
     # No bytes are moved: whichever way reaches the master will do, and none needs RDMA.
-    settings = msgspec.structs.replace(attach.store, attach="auto", protocol="tcp", devices="")
+    settings = msgspec.structs.replace(settings, attach="auto", protocol="tcp", devices="")
+    return MooncakeStore.from_settings(settings, region_bytes=_REGION_BYTES, timeout=ATTACH_TIMEOUT_S)
+
+
+def _list(connection: socket.socket, asked: List) -> None:
     try:
-        store = MooncakeStore.from_settings(settings, region_bytes=_REGION_BYTES, timeout=ATTACH_TIMEOUT_S)
+        for records in listing(asked.metrics, asked.lineage, timeout=LIST_TIMEOUT_S):
+            connection.send(encode(Listed(asked.number, records, last=False)))
+        connection.send(encode(Listed(asked.number, b"", last=True)))
     except MMCacheError as error:
         connection.send(encode(Failed(str(error)[:MAX_REASON])))
-        return 1
-    connection.send(encode(Attached(store.kind)))
-    while packet := connection.recv(MAX_MESSAGE_BYTES):
-        remove = decode_to_child(packet)
-        if not isinstance(remove, Remove):
-            raise TypeError(f"after Attach comes Remove, not {type(remove).__name__}")
-        outcomes = store.remove(remove.names, deadline=time.monotonic() + REMOVE_TIMEOUT_S)
-        connection.send(encode(Removed(remove.number, outcomes)))
-    return 0
 
 
 def _tie_to(parent: int) -> bool:

@@ -1,23 +1,28 @@
 """The reaper's thread: takes names from the core, has a child remove them, and tells the core what came of it.
 
-The thread and its child may stand still, hang or die; the controller's own loop only carries out short calls of it.
+From time to time it has the child list what the store has, for the core to compare the directory with. The thread and
+its child may stand still, hang or die; the controller's own loop only carries out short calls of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import select
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Final
+from typing import Final, TypeVar
 
 from mmcache.config import StoreSettings
 from mmcache.controller.core import ControllerCore
 from mmcache.controller.mailbox import Mailbox, MailboxClosed, MailboxFull
 from mmcache.controller.reaper.child import ChildLost, ReaperChild, Stopped
+from mmcache.controller.reconciliation import MOST_RECORDS
 from mmcache.errors import StoreUnavailable
 from mmcache.store.base import Outcome
 
@@ -25,27 +30,41 @@ IDLE_S: Final = 0.5
 """Between two looks at whether there is anything to remove."""
 PACE_S: Final = 0.05
 """Between two batches, so that the master has time for those who wait: 5,000 names a second at most."""
+FIRST_LISTING_S: Final = 5.0
+"""After the start, while which clients come back."""
 _TURN_TIMEOUT_S: Final = 30.0
 _END_PATIENCE_S: Final = 5.0
+
+_REMOVES: Final = "removes what nobody reads"
+_LISTS: Final = "lists what the store has"
+_MEANWHILE: Final = {
+    _REMOVES: "only the store's eviction frees room",
+    _LISTS: "the directory does not know what the store has lost",
+}
+_Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
 
 
 class Reaper:
-    """Removes until it is closed; a context manager. Starts its child when there is something to remove.
+    """Removes until it is closed; a context manager. Starts its child when there is something to do.
 
     Args:
-        settings: where the store is.
+        settings: where the store is. Without `metrics` nothing is listed.
         mailbox: of the controller. Close it first: then this ends at once.
+        list_every_s: how often the store's names are listed.
     """
 
-    def __init__(self, settings: StoreSettings, mailbox: Mailbox) -> None:
+    def __init__(self, settings: StoreSettings, mailbox: Mailbox, list_every_s: float) -> None:
         self._settings = settings
         self._mailbox = mailbox
+        self._list_every_s = list_every_s
+        self._list_at = time.monotonic() + min(list_every_s, FIRST_LISTING_S)
         self._child: ReaperChild | None = None
+        self._attached = False
         self._events: Counter[str] = Counter()
-        self._trouble = ""
-        """What was logged last and is so still; empty: all is well."""
+        self._troubles: dict[str, str] = {}
+        """What was logged last of removals and listings, and is so still."""
         self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="mmcache-reaper", daemon=True)
@@ -83,6 +102,9 @@ class Reaper:
         while True:
             names = self._turn(outcomes)
             outcomes = self._remove(names) if names else None
+            if self._settings.metrics is not None and time.monotonic() >= self._list_at:
+                self._list(self._settings.metrics)
+                self._list_at = time.monotonic() + self._list_every_s
             self._wait(PACE_S if names else IDLE_S)
 
     def _turn(self, outcomes: list[Outcome] | None) -> list[str]:
@@ -106,34 +128,64 @@ class Reaper:
         """What became of each; None: that is not known."""
         nobody = [Outcome.UNAVAILABLE] * len(names)
         try:
-            if self._child is None:
-                self._child = ReaperChild(self._settings, self._stop)
-                self._events["reaper.started"] += 1
-                kind = self._child.attach()
-                _log.info("the reaper's child, pid %d, is attached to the store: %s", self._child.pid, kind)
+            child = self._started_child()
+            if not self._attached:
+                kind = child.attach()
+                self._attached = True
+                _log.info("the reaper's child, pid %d, is attached to the store: %s", child.pid, kind)
         except (OSError, StoreUnavailable, ChildLost) as error:
-            self._complain(f"cannot reach the store: {error}")
+            self._complain(_REMOVES, f"cannot reach the store: {error}")
             self._end_child()
             return nobody
         try:
-            outcomes = self._child.remove(names)
+            outcomes = child.remove(names)
         except ChildLost as error:
-            self._complain(f"lost its child: it {error}")
+            self._complain(_REMOVES, f"lost its child: it {error}")
             self._end_child()
             return None
         if outcomes == nobody:  # a new child may find another way
-            self._complain("gets no answer from the store")
+            self._complain(_REMOVES, "gets no answer from the store")
             self._end_child()
-        elif self._trouble:
-            _log.info("the reaper removes again")
-            self._trouble = ""
+        else:
+            self._all_is_well(_REMOVES)
         return outcomes
 
-    def _complain(self, trouble: str) -> None:
+    def _list(self, metrics: str) -> None:
+        """Have the directory compared with what the store has; where that fails, it stays as it is."""
+        try:
+            child = self._started_child()
+            lineage = self._in_core(_begin)
+            for records in child.list(metrics, lineage):
+                self._in_core(functools.partial(_saw, records))
+            while self._in_core(_sweep):
+                pass
+        except StoreUnavailable as error:
+            self._complain(_LISTS, f"has no list: {error}")
+        except (OSError, ChildLost, MailboxFull, FutureTimeout) as error:  # it may have more to tell of the same list
+            self._complain(_LISTS, f"failed: {error or 'the controller has no time'}")
+            self._end_child()
+        else:
+            self._all_is_well(_LISTS)
+
+    def _in_core(self, call: Callable[[ControllerCore, float], _Result]) -> _Result:
+        return self._mailbox.call(call).result(_TURN_TIMEOUT_S)
+
+    def _complain(self, what: str, trouble: str) -> None:
         """Log what is wrong, once for as long as it stays the same."""
-        if trouble != self._trouble:
-            _log.warning("the reaper %s. It tries again; meanwhile only the store's eviction frees room", trouble)
-        self._trouble = trouble
+        if trouble != self._troubles.get(what):
+            _log.warning("the reaper, which %s, %s. It tries again; meanwhile %s", what, trouble, _MEANWHILE[what])
+        self._troubles[what] = trouble
+
+    def _all_is_well(self, what: str) -> None:
+        if self._troubles.pop(what, None) is not None:
+            _log.info("the reaper %s again", what)
+
+    def _started_child(self) -> ReaperChild:
+        if self._child is None:
+            self._child = ReaperChild(self._settings, self._stop)
+            self._attached = False
+            self._events["reaper.started"] += 1
+        return self._child
 
     def _end_child(self) -> None:
         child, self._child = self._child, None
@@ -147,3 +199,16 @@ class Reaper:
         stopped.register(self._stop, select.POLLIN)
         if stopped.poll(seconds * 1000):
             raise Stopped("the controller is ending")
+
+
+def _begin(core: ControllerCore, _now: float) -> str:
+    core.reconciliation.begin()
+    return core.lineage
+
+
+def _saw(records: bytes, core: ControllerCore, _now: float) -> None:
+    core.reconciliation.saw(records)
+
+
+def _sweep(core: ControllerCore, _now: float) -> bool:
+    return core.reconciliation.sweep(MOST_RECORDS)

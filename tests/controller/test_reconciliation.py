@@ -1,0 +1,124 @@
+"""What the core makes of a listing of the store: what is forgotten, what is removed, and what is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from controller_driver import LINEAGE, SCOPE, World
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmcache.control.messages import Granted, Hit
+from mmcache.controller.durable import Past
+from mmcache.controller.reconciliation import RECORD
+from mmcache.key import Scope, mm_digest, store_name_of
+from mmcache.selector import Selector
+
+NAMES = "abcdefgh"
+
+
+def name_of(mm_hash: str, scope: Scope = SCOPE) -> bytes:
+    return scope.digest + mm_digest(mm_hash)
+
+
+def records(mm_hashes: Iterable[str], generation: int = 0, scope: Scope = SCOPE) -> bytes:
+    return b"".join(RECORD.pack(name_of(mm_hash, scope), generation) for mm_hash in mm_hashes)
+
+
+def sweep(world: World, most: int = 1000) -> int:
+    """Sweep to the end; how often that took."""
+    turns = 1
+    while world.core.reconciliation.sweep(most):
+        turns += 1
+    return turns
+
+
+def list_all(world: World, *pieces: bytes) -> None:
+    world.core.reconciliation.begin()
+    for piece in pieces:
+        world.core.reconciliation.saw(piece)
+    sweep(world)
+
+
+def test_what_the_store_has_no_more_is_forgotten() -> None:
+    world = World()
+    client = world.client("c")
+    client.put(*NAMES)
+    list_all(world, records("abc"), records("d"))
+    assert [mm_hash for mm_hash in NAMES if isinstance(client.lookup(mm_hash)[0], Hit)] == list("abcd")
+    assert world.stats("entry.lost", "listing", "store_entries", "store_unknown", "entries") == (4, 1, 4, 0, 4)
+    assert isinstance(client.acquire("e")[0], Granted)
+
+
+@given(st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(NAMES)), st.data())
+def test_only_what_did_not_change_since_is_judged(
+    before: set[str], listed: set[str], meanwhile: set[str], data: st.DataObject
+) -> None:
+    world = World()
+    client = world.client("c")
+    client.commit(*sorted(before))
+    world.core.reconciliation.begin()
+    pieces = sorted(listed)
+    cut = data.draw(st.integers(0, len(pieces)))
+    world.core.reconciliation.saw(records(pieces[:cut]))
+    client.commit(*sorted(meanwhile))  # seen in the store by a client, if not by the listing
+    world.core.reconciliation.saw(records(pieces[cut:]))
+    sweep(world, most=data.draw(st.integers(1, 9)))
+    known = {mm_hash for mm_hash in NAMES if isinstance(client.lookup(mm_hash)[0], Hit)}
+    assert known == (before & listed) | meanwhile
+
+
+def test_a_sweep_goes_on_where_the_last_one_ended() -> None:
+    world = World()
+    world.client("c").put(*NAMES)
+    world.core.reconciliation.begin()
+    assert sweep(world, most=3) == 3
+    assert world.stats("entries", "entry.lost") == (0, 8)
+
+
+def test_a_listing_that_was_given_up_changes_nothing() -> None:
+    world = World()
+    world.client("c").put(*NAMES)
+    world.core.reconciliation.begin()
+    world.core.reconciliation.saw(records("a"))
+    world.core.reconciliation.begin()
+    world.core.reconciliation.saw(records("bcdefgh"))
+    assert world.stats("entries", "listing") == (8, 0)
+    sweep(world)
+    assert world.stats("entries", "listing", "store_entries") == (7, 1, 7)
+
+
+def test_what_is_claimed_is_left_alone() -> None:
+    world = World()
+    client = world.client("c")
+    client.put("a")
+    world.core._entries.claims.acquire(
+        [name_of("a")], [None], [0], client.session, 77, wait_until=world.now, now=world.now
+    )
+    list_all(world)
+    assert world.stats("entries", "entry.lost") == (1, 0)
+
+
+def test_names_of_old_generations_are_removed_and_no_others() -> None:
+    world = World(Past(LINEAGE, scopes=[SCOPE], head=5, held=[(5, Selector(mm_hash="a"))]))
+    other = Scope("default", "another", "v1", None, "image")
+    world.core.removals.take(world.now)
+    list_all(world, records("a", 4), records("a", 5), records("a", 6), records("b", 0), records("c", 4, other))
+    assert world.core.removals.take(world.now) == [store_name_of(name_of("a"), lineage=LINEAGE, generation=4)]
+    assert world.stats("listed.outdated", "store_entries", "store_unknown") == (1, 5, 4)
+
+
+def test_what_waits_to_be_removed_is_not_added_again() -> None:
+    world = World(Past(LINEAGE, scopes=[SCOPE], head=5, held=[(5, Selector(mm_hash="a"))]))
+    world.core.removals.take(world.now)
+    for _ in range(3):
+        list_all(world, records("a", 4))
+    assert world.stats("listed.outdated", "removals") == (3, 1)
+
+
+def test_half_a_record_is_refused() -> None:
+    world = World()
+    world.core.reconciliation.begin()
+    with pytest.raises(ValueError, match="records: 71 bytes"):
+        world.core.reconciliation.saw(records("a")[:-1])
