@@ -18,6 +18,7 @@ from mmcache.controller.core import ControllerCore
 from mmcache.controller.entries import Entries
 from mmcache.controller.followers import Follower
 from mmcache.controller.invalidations import Invalidations
+from mmcache.controller.reconciliation import Reconciliation
 from mmcache.controller.sessions import Sessions
 from mmcache.key import mm_digest
 from mmcache.selector import Selector
@@ -163,6 +164,23 @@ def _claims_pass_on_while_they_live() -> Replacement:
     return Claims, "renew", renew
 
 
+def _whatever_is_not_known_is_removed() -> Replacement:
+    def saw_unknown(self: Reconciliation, name: bytes, generation: int) -> None:
+        self._removals.add(name, generation)
+
+    return Reconciliation, "_saw_unknown", saw_unknown
+
+
+def _what_came_later_is_judged_by_a_listing() -> Replacement:
+    real = Reconciliation.begin
+
+    def begin(self: Reconciliation) -> None:
+        real(self)
+        self._before = 1 << 62
+
+    return Reconciliation, "begin", begin
+
+
 BUGS: dict[str, Callable[[], Replacement]] = {
     "nobody silent is awaited": _nobody_silent_is_awaited,
     "strangers are forgotten": _strangers_are_forgotten,
@@ -177,6 +195,8 @@ BUGS: dict[str, Callable[[], Replacement]] = {
     "acknowledged before it counts": _acknowledged_before_it_counts,
     "claims outlive their generation": _claims_outlive_their_generation,
     "claims pass on while they live": _claims_pass_on_while_they_live,
+    "whatever is not known is removed": _whatever_is_not_known_is_removed,
+    "what came later is judged by a listing": _what_came_later_is_judged_by_a_listing,
 }
 
 

@@ -13,6 +13,7 @@ from mmcache.controller.state.memory import Fault
 
 from .claims_watch import ClaimsWatch
 from .clock import Clock, Thread
+from .reaper import Reaper
 
 if TYPE_CHECKING:
     from .disk import Disk
@@ -37,7 +38,7 @@ class Controller:
         self._wakes_at = 0.0
         random = world.random
         term = random.getrandbits(62) + 1
-        past = disk.open(term=term, ttl_ms=ttl_ms, now=self._now())
+        past = disk.open(term=term, ttl_ms=ttl_ms, now=self.now())
         self._strangers_until = past.strangers_until
         limits = ControllerLimits(
             ttl_ms=ttl_ms,
@@ -53,6 +54,7 @@ class Controller:
             "controller", f"starts: lineage {disk.lineage}, term {term % 1000}, head {past.head}, TTL {ttl_ms} ms"
         )
         world.checker.began(disk.lineage, term)
+        Reaper(world, self)
         self._rest()
 
     def receive(self, peer: bytes, message: ClientMessage) -> None:
@@ -67,7 +69,7 @@ class Controller:
 
     def _serve(self) -> None:
         """Read what is there and act on it at one time, which is after all of it was sent."""
-        now = self._now()
+        now = self.now()
         core, world = self.core, self._world
         self._refuses = bool(core.went_back)
         effects = core.tick(now)
@@ -199,5 +201,6 @@ class Controller:
         session = self.core._sessions.at(peer)
         return isinstance(message, Hello) or (session is not None and session.number == message.session)  # type: ignore[union-attr]
 
-    def _now(self) -> float:
+    def now(self) -> float:
+        """What its clock says."""
         return self._clock.at(self._world.events.now)

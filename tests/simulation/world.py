@@ -339,6 +339,10 @@ class World:
             return "an operator has not heard that an invalidation is complete"
         if self._calls_under_way:
             return f"L2: {self._calls_under_way} calls have not ended"
+        for one in self.store.objects.values():
+            known = one.lineage == lineage and one.key.scope.digest in core._entries.scopes
+            if known and one.generation < self.checker.generation(lineage, one.key):
+                return f"L3: the store still has {one}"
         for client in self.clients:
             view, exchange = client.fresh(), client.exchange
             if view is None or not client.connected_now:
