@@ -27,7 +27,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 import xxhash
 
-from mmcache.errors import CorruptEntry, InvalidEntry
+from mmcache.errors import CorruptEntry, InvalidEntry, InvalidKey
 from mmcache.key import EmbeddingKey
 from mmcache.plain import plain_fault
 
@@ -245,6 +245,30 @@ def decode_entry(
     return EntryHeader(
         key,
         generation,
+        metadata.tensors,
+        metadata.meta,
+        metadata.cost_ms,
+        metadata.producer,
+        created_ns,
+    )
+
+
+def decode_prefix(prefix: bytes, nbytes: int) -> EntryHeader:
+    """The header of an object of so many bytes, for whoever does not know whose entry it is.
+
+    Raises:
+        CorruptEntry: it is no entry's prefix; nothing else is raised, whatever the bytes.
+    """
+    if len(prefix) != PREFIX_BYTES or nbytes < PREFIX_BYTES:
+        raise CorruptEntry("length", f"{len(prefix)} of {nbytes} bytes are no prefix")
+    metadata, _, created_ns = _decode_prefix(bytearray(prefix), nbytes - PREFIX_BYTES)
+    try:
+        key = EmbeddingKey(*metadata.key)
+    except InvalidKey as error:
+        raise CorruptEntry("identity", str(error)) from error
+    return EntryHeader(
+        key,
+        metadata.generation,
         metadata.tensors,
         metadata.meta,
         metadata.cost_ms,

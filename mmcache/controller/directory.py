@@ -59,6 +59,11 @@ class Directory:
         ]
 
     @property
+    def full(self) -> bool:
+        """Whether no further entry fits."""
+        return len(self._entries) >= self._max_entries
+
+    @property
     def revision(self) -> int:
         """The last one that was given."""
         return self._revision
@@ -83,7 +88,7 @@ class Directory:
         older than this no longer count.
         """
         known = self._entries.get(name)
-        if known is None and len(self._entries) >= self._max_entries:
+        if known is None and self.full:
             return None, False
         self._revision += 1
         if known is not None and known.hit.generation == commitment.generation:

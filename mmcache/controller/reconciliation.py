@@ -2,7 +2,8 @@
 
 The store evicts by itself, loses what a dead owner held, and keeps what a controller was to remove when it ended. Its
 master's list of names tells: `begin` before the master is asked, `saw` with each piece of the list, and then `sweep`
-until it is done. Only what has not changed since the listing began is judged by it.
+until it is done. Only what has not changed since the listing began is judged by it. What the list has and the directory
+lacks, since a controller before entered it, or nobody did, is then read (`take_unread`, `read`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from mmcache.key import DIGEST_BYTES
 
 if TYPE_CHECKING:  # the reaper's child wants the form of records, and nothing else
+    from mmcache.control.messages import Commitment
     from mmcache.controller.entries import Entries
     from mmcache.controller.removals import Removals
 
@@ -45,6 +47,8 @@ class Reconciliation:
         self._removes = False
         self._listed = 0
         self._unknown = 0
+        self._unread = bytearray()
+        """RECORDs of the present generation that the directory lacks, to be read."""
         self._to_sweep: Iterator[bytes] | None = None
         self.found = {"store_entries": 0, "store_unknown": 0}
         """By the last whole listing: readable names of this lineage, and those of them that the directory lacks."""
@@ -55,6 +59,7 @@ class Reconciliation:
         self._before = self._entries.directory.revision
         self._removes = not len(self._removals)  # else names that wait to be removed would be added once more
         self._listed = self._unknown = 0
+        self._unread.clear()
         self._to_sweep = None
 
     def saw(self, records: bytes) -> None:
@@ -94,11 +99,37 @@ class Reconciliation:
         self.found = {"store_entries": self._listed, "store_unknown": self._unknown}
         return False
 
+    def take_unread(self, most: int) -> bytes:
+        """Some of what the directory lacks, RECORDs, for somebody to read their prefixes; empty: none, or no room."""
+        if self._entries.directory.full:
+            self._unread.clear()
+        taken = bytes(self._unread[: most * RECORD.size])
+        del self._unread[: len(taken)]
+        return taken
+
+    def read(self, record: bytes, entry: Commitment, producer: str, created: float) -> bool:
+        """One of them has this prefix: enter it, unless it became known or outdated meanwhile, or is being computed."""
+        name, generation = RECORD.unpack(record)
+        entries = self._entries
+        if (
+            entries.directory.entry(name) is not None
+            or not entry.generation == generation == entries.generation_of(name)
+            or entries.claims.token_of(name) is not None
+            or entries.directory.enter(name, entry, producer, created)[0] is None
+        ):
+            return False
+        self._counts["entry.found"] += 1
+        self.found["store_unknown"] -= 1
+        return True
+
     def _saw_unknown(self, name: bytes, generation: int) -> None:
         """One of a scope that is not known may be of any generation, and is left alone."""
-        if name[:DIGEST_BYTES] in self._entries.scopes and generation < self._entries.generation_of(name):
+        current = self._entries.generation_of(name) if name[:DIGEST_BYTES] in self._entries.scopes else -1
+        if generation < current:
             self._counts["listed.outdated"] += 1
             if self._removes:
                 self._removals.add(name, generation)
         else:
             self._unknown += 1
+            if generation == current:
+                self._unread += RECORD.pack(name, generation)

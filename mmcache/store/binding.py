@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -63,6 +64,21 @@ class Binding(Protocol):
         """End it. Holds the GIL for about a second."""
 
 
+class TransferBinding(Protocol):
+    """What we call of `mooncake.engine.TransferEngine`. Codes: 0, or something else."""
+
+    def initialize(self, hostname: str, metadata: str, protocol: str, devices: str, /) -> int:
+        """Be able to reach others."""
+
+    def register_memory(self, address: int, nbytes: int, /) -> int:
+        """Allow memory of our own to be read into; TCP does not ask for it."""
+
+    def batch_transfer_sync_read(
+        self, endpoint: str, addresses: list[int], remote_addresses: list[int], sizes: list[int], /
+    ) -> int:
+        """Read from another process's memory: all, or nobody knows. It refuses what is not lent."""
+
+
 _GLOG_FATAL: Final = 3
 _QUIET: Final = not {"MC_LOG_LEVEL", "GLOG_minloglevel"} & os.environ.keys()
 """Unless the user asked for Mooncake's log."""
@@ -93,7 +109,7 @@ def set_up_embedded(*, hostname: str, metadata: str, protocol: str, devices: str
     """
     client = _new_client()
     code = client.setup(hostname, metadata, 0, 0, protocol, devices, master)
-    _quieten()
+    _quieten("mooncake.store")
     if code != 0:
         raise StoreUnavailable(f"the set-up as a client of the master at {master} failed (Mooncake's code {code})")
     _keep(client)
@@ -110,7 +126,7 @@ def attach_to_sidecar(address: str, *, region_bytes: int) -> Binding:
     with _allocating:
         _wait_for_calm()
         code = client.setup_dummy(region_bytes, 0, address)
-    _quieten()
+    _quieten("mooncake.store")
     if code != 0:
         raise StoreUnavailable(f"attaching to the mooncake_client at {address} failed (Mooncake's code {code})")
     _keep(client)
@@ -185,18 +201,33 @@ def prepare_for_exit() -> None:
 os.register_at_fork(after_in_child=prepare_for_exit)
 
 
+def new_transfer_engine() -> TransferBinding:
+    """One that is not initialised. Raises StoreUnavailable: Mooncake cannot be imported."""
+    with _importing():
+        from mooncake import engine  # noqa: PLC0415
+    transfer_engine: TransferBinding = engine.TransferEngine()
+    _quieten("mooncake.engine")
+    return transfer_engine
+
+
 def _new_client() -> Binding:
+    with _importing():
+        from mooncake import store  # noqa: PLC0415
+    client: Binding = store.MooncakeDistributedStore()
+    _quieten("mooncake.store")
+    return client
+
+
+@contextlib.contextmanager
+def _importing() -> Iterator[None]:
     mooncake_folder()  # a clear error when the package is not there at all
     for name, value in mooncake_environment(_CLIENT_DEFAULTS).items():
         os.environ.setdefault(name, value)  # for good: some are read at the first transfer only
     try:
         with _signals_later():
-            from mooncake.store import MooncakeDistributedStore  # noqa: PLC0415
+            yield
     except ImportError as error:
         raise StoreUnavailable(_explain(error)) from error
-    client: Binding = MooncakeDistributedStore()
-    _quieten()
-    return client
 
 
 @contextlib.contextmanager
@@ -221,17 +252,17 @@ def _signals_later() -> Iterator[None]:
             handlers[signal.Signals(stop)](stop, frame)
 
 
-def _quieten() -> None:
+def _quieten(extension: str) -> None:
     """Log nothing below FATAL: every failure comes back as a code, and to Mooncake a buffer too small is an ERROR.
 
     No variable says that, and the first set-up resets glog's own, so that its flag is set before and after.
     """
     if not _QUIET:
         return
-    from mooncake import store  # noqa: PLC0415
-
     with contextlib.suppress(OSError, ValueError):  # a build without that symbol only logs more
-        ctypes.c_int.in_dll(ctypes.CDLL(store.__file__), "_ZN3fLI17FLAGS_minloglevelE").value = _GLOG_FATAL
+        ctypes.c_int.in_dll(
+            ctypes.CDLL(sys.modules[extension].__file__), "_ZN3fLI17FLAGS_minloglevelE"
+        ).value = _GLOG_FATAL
 
 
 def _explain(error: ImportError) -> str:

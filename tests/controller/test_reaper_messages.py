@@ -8,10 +8,14 @@ import pytest
 from hypothesis import example, given
 
 from mmcache.config import StoreSettings
+from mmcache.control.messages import Commitment
 from mmcache.controller.reaper.messages import (
     MAX_MESSAGE_BYTES,
     Attach,
     Attached,
+    Describe,
+    Described,
+    Description,
     Failed,
     List,
     Listed,
@@ -30,6 +34,7 @@ LONGEST = store_name_of(b"\xff" * 64, lineage="z" * 32, generation=(1 << 63) - 1
 NUMBERS = st.integers(0, (1 << 63) - 1)
 STORE = StoreSettings(master="10.0.0.5:1", sidecar="[::1]:2", attach="sidecar", devices="mlx5_0", lease=0.5)
 TOO_LONG = [14, 1, bytes(MOST_RECORDS * RECORD.size + 1), True]
+LIAR = [15, 1, [[["item", 7, 0, 8192, float("nan"), b""], "encoder", 0]]]
 NOT_MESSAGES = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
@@ -58,6 +63,18 @@ def test_a_piece_of_a_list_comes_back_as_it_was_and_fits(number: int, records: b
 
 def test_what_is_to_be_listed_comes_back_as_it_was() -> None:
     assert decode_to_child(encode(List(3, "[::1]:9003", "0a1b"))) == List(3, "[::1]:9003", "0a1b")
+
+
+def test_a_batch_that_is_to_be_described_comes_back_as_it_was_and_fits() -> None:
+    describe = Describe((1 << 63) - 1, "z" * 32, [LONGEST] * BATCH)
+    packet = encode(describe)
+    assert len(packet) <= MAX_MESSAGE_BYTES
+    assert decode_to_child(packet) == describe
+
+
+def test_what_entries_are_comes_back_as_it_was() -> None:
+    one = Description(Commitment("item", 7, 0, 8192, 2.5, b"info"), "encoder", -1)
+    assert decode_from_child(encode(Described(1, [one, None]))) == Described(1, [one, None])
 
 
 @pytest.mark.parametrize("message", [Attached("sidecar"), Failed("no master")])
@@ -96,7 +113,7 @@ def test_what_is_nothing_of_the_parents_is_refused(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [[13, 1, ["fine"]], [13, 1, [0]], [13, 1, []], [12, "a" * 1025], [2, 1, ["a"]], TOO_LONG, []]
+    "value", [[13, 1, ["fine"]], [13, 1, [0]], [13, 1, []], [12, "a" * 1025], [2, 1, ["a"]], TOO_LONG, LIAR, []]
 )
 def test_what_is_nothing_of_the_childs_is_refused(value: object) -> None:
     with pytest.raises(NOT_MESSAGES):

@@ -9,7 +9,7 @@ from controller_driver import LINEAGE, SCOPE, World
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmcache.control.messages import Granted, Hit
+from mmcache.control.messages import Commitment, Granted, Hit
 from mmcache.controller.durable import Past
 from mmcache.controller.reconciliation import RECORD
 from mmcache.key import Scope, mm_digest, store_name_of
@@ -122,3 +122,59 @@ def test_half_a_record_is_refused() -> None:
     world.core.reconciliation.begin()
     with pytest.raises(ValueError, match="records: 71 bytes"):
         world.core.reconciliation.saw(records("a")[:-1])
+
+
+def described(mm_hash: str, generation: int = 0, *, cost_ms: float = 3.5) -> Commitment:
+    return Commitment(mm_hash, generation, 0, 5000, cost_ms, b"i")
+
+
+def after_a_restart() -> World:
+    return World(Past(LINEAGE, scopes=[SCOPE], head=5, held=[(5, Selector(mm_hash="a"))]))
+
+
+def test_what_the_directory_lacks_is_read_and_entered() -> None:
+    world = after_a_restart()
+    client = world.client("c")
+    client.put("c")
+    list_all(world, records("bc") + records("a", 5) + records("a", 4) + records("d", 1))
+    reconciliation = world.core.reconciliation
+    unread = [reconciliation.take_unread(1), reconciliation.take_unread(5)]
+    assert unread == [records("b"), records("a", 5)]
+    assert reconciliation.take_unread(1) == b""
+    assert reconciliation.read(records("b"), described("b"), "encoder 1", 77.0)
+    assert reconciliation.read(records("a", 5), described("a", 5), "encoder 2", 78.0)
+    assert [isinstance(answer, Hit) for answer in client.acquire("a", "b", "c")] == [True] * 3
+    told = {}
+    for mm_hash in "ab":
+        entry = world.core._entries.directory.entry(name_of(mm_hash))
+        assert entry is not None
+        told[mm_hash] = (entry.hit.generation, entry.hit.nbytes, entry.cost_ms, entry.producer, entry.created)
+    assert told["b"] == (0, 5000, 3.5, "encoder 1", 77.0)
+    assert told["a"] == (5, 5000, 3.5, "encoder 2", 78.0)
+    assert world.stats("entry.found", "store_entries", "store_unknown") == (2, 5, 1)
+
+
+def test_what_changed_while_it_was_read_is_not_entered() -> None:
+    world = after_a_restart()
+    client = world.client("c")
+    list_all(world, records("bcde"))
+    reconciliation = world.core.reconciliation
+    assert reconciliation.take_unread(9) == records("bcde")
+    client.put("b")
+    (hit,) = client.lookup("b")
+    client.claim("c")
+    client.invalidate(Selector(mm_hash="d"))
+    assert [reconciliation.read(records(one), described(one), "p", 7.0) for one in "bcd"] == [False] * 3
+    assert not reconciliation.read(records("e"), described("e", 1), "p", 7.0)
+    assert client.lookup("b", "c", "d", "e") == [hit, None, None, None]
+
+
+def test_where_the_directory_is_full_nothing_is_read() -> None:
+    world = World(Past(LINEAGE, scopes=[SCOPE]), max_entries=2)
+    client = world.client("c")
+    list_all(world, records("abc"))
+    client.put("d")
+    reconciliation = world.core.reconciliation
+    assert reconciliation.take_unread(2) == records("ab")
+    assert [reconciliation.read(records(one), described(one), "p", 7.0) for one in "ab"] == [True, False]
+    assert reconciliation.take_unread(2) == b""

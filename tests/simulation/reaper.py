@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from mmcache.control.messages import Commitment
 from mmcache.controller.reaper.listing import records
+from mmcache.controller.reconciliation import RECORD
+from mmcache.key import store_name_of
 from mmcache.store.base import Outcome
+
+from .store import Publication
 
 if TYPE_CHECKING:
     from .controller import Controller
@@ -113,4 +118,30 @@ class Reaper:
             self._soon(self._sweep)
         else:
             self._world.count("listing")
+            self._soon(self._take_unread)
+
+    def _take_unread(self) -> None:
+        records = self._controller.core.reconciliation.take_unread(_AT_ONCE)
+        if records:
+            self._soon(self._read, records)
+        else:
             self._after(self._world.random.expovariate(1 / _LIST_S), self._list)
+
+    def _read(self, records: bytes) -> None:
+        """The objects of this moment."""
+        core, objects = self._controller.core, self._world.store.objects
+        names = [
+            store_name_of(name, lineage=core.lineage, generation=generation)
+            for name, generation in RECORD.iter_unpack(records)
+        ]
+        self._soon(self._enter, records, [objects.get(name) for name in names])
+
+    def _enter(self, records: bytes, publications: list[Publication | None]) -> None:
+        reconciliation, now = self._controller.core.reconciliation, self._controller.now()
+        for place, found in enumerate(publications):
+            if found is not None:
+                record = records[place * RECORD.size : (place + 1) * RECORD.size]
+                entry = Commitment(found.key.mm_hash, found.generation, 0, 100, 1.0, b"info")
+                if reconciliation.read(record, entry, found.by, now):
+                    self._world.count("entry found")
+        self._take_unread()

@@ -339,10 +339,17 @@ class World:
             return "an operator has not heard that an invalidation is complete"
         if self._calls_under_way:
             return f"L2: {self._calls_under_way} calls have not ended"
+        known: set[bytes] = set()
         for one in self.store.objects.values():
-            known = one.lineage == lineage and one.key.scope.digest in core._entries.scopes
-            if known and one.generation < self.checker.generation(lineage, one.key):
+            if one.lineage != lineage or one.key.scope.digest not in core._entries.scopes:
+                continue
+            generation = self.checker.generation(lineage, one.key)
+            if one.generation < generation:
                 return f"L3: the store still has {one}"
+            if one.generation == generation:
+                known.add(one.key.scope.digest + one.key.mm_digest)
+        if known != set(core._entries.directory.names()):
+            return "the directory is not what the store has"
         for client in self.clients:
             view, exchange = client.fresh(), client.exchange
             if view is None or not client.connected_now:

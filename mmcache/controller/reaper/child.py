@@ -19,6 +19,9 @@ from mmcache.controller.reaper.messages import (
     MAX_MESSAGE_BYTES,
     Attach,
     Attached,
+    Describe,
+    Described,
+    Description,
     Failed,
     FromChild,
     List,
@@ -98,7 +101,7 @@ class ReaperChild:
             raise ChildLost(f"answered Remove with {type(answer).__name__} of something else")
         return answer.outcomes
 
-    def list(self, metrics: str, lineage: str) -> Iterator[bytes]:
+    def names(self, metrics: str, lineage: str) -> Iterator[bytes]:
         """Have it list the store's names of a lineage, as `reconciliation.RECORD` has them.
 
         Only when all was taken can it be asked something else. Raises StoreUnavailable with the reason: that was not
@@ -117,6 +120,22 @@ class ReaperChild:
                 return
             yield answer.records
             patience_s = ANSWER_TIMEOUT_S
+
+    def describe(self, names: list[str], lineage: str) -> list[Description | None]:
+        """What these objects are; it must be attached. Raises StoreUnavailable, ChildLost or Stopped."""
+        self._asked += 1
+        self._tell(Describe(self._asked, lineage, names))
+        described: list[Description | None] = []
+        while len(described) < len(names):
+            answer = self._hear(ANSWER_TIMEOUT_S)
+            if isinstance(answer, Failed):
+                raise StoreUnavailable(answer.reason)
+            if not isinstance(answer, Described) or answer.number != self._asked:
+                raise ChildLost(f"answered Describe with {type(answer).__name__} of something else")
+            described += answer.entries
+        if len(described) != len(names):
+            raise ChildLost("described more than it was asked for")
+        return described
 
     def kill(self) -> None:
         """End it at once, stopped or not, and reap it. Idempotent."""

@@ -3,6 +3,7 @@
 Attach ──► Attached | Failed, and the child ends        once, before any Remove
 Remove ──► Removed
 List   ──► Listed, Listed, …, and at last Listed with `last`, or Failed
+Describe ► Described, … until all are, or Failed        after Attach
 
 One is asked at a time.
 """
@@ -14,8 +15,10 @@ from typing import Annotated, Final
 import msgspec
 
 from mmcache.config import StoreSettings
+from mmcache.control.messages import Commitment
 from mmcache.controller.reconciliation import MOST_RECORDS, RECORD
 from mmcache.controller.removals import BATCH
+from mmcache.entry import MAX_NAME
 from mmcache.store.base import Outcome
 
 MAX_MESSAGE_BYTES: Final = 128 << 10
@@ -51,7 +54,15 @@ class List(_Message, frozen=True, tag=3):
     lineage: Annotated[str, msgspec.Meta(max_length=32)]
 
 
-ToChild = Attach | Remove | List
+class Describe(_Message, frozen=True, tag=4):
+    """Tell what these objects are."""
+
+    number: Number
+    lineage: Annotated[str, msgspec.Meta(max_length=32)]
+    names: Annotated[list[StoreName], msgspec.Meta(min_length=1, max_length=BATCH)]
+
+
+ToChild = Attach | Remove | List | Describe
 
 
 class Attached(_Message, frozen=True, tag=11):
@@ -81,7 +92,22 @@ class Listed(_Message, frozen=True, tag=14):
     last: bool
 
 
-FromChild = Attached | Failed | Removed | Listed
+class Description(_Message, frozen=True):
+    """An entry, by its prefix; `created_ns` is nanoseconds since the epoch on its producer's clock."""
+
+    entry: Commitment
+    producer: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+    created_ns: int
+
+
+class Described(_Message, frozen=True, tag=15):
+    """The next of them, in their order; None for one that is not there, or no entry under its own name."""
+
+    number: Number
+    entries: Annotated[list[Description | None], msgspec.Meta(min_length=1, max_length=BATCH)]
+
+
+FromChild = Attached | Failed | Removed | Listed | Described
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_child = msgspec.msgpack.Decoder(ToChild).decode

@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from mmcache.controller.reaper.describing import Describer
 from mmcache.controller.reaper.listing import listing
 from mmcache.controller.reaper.messages import (
     MAX_MESSAGE_BYTES,
     MAX_REASON,
     Attach,
     Attached,
+    Describe,
+    Described,
     Failed,
     List,
     Listed,
@@ -72,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(connection: socket.socket) -> int:
     store: MooncakeStore | None = None
+    describer: Describer | None = None
     while packet := connection.recv(MAX_MESSAGE_BYTES):
         match decode_to_child(packet):
             case List() as asked:
@@ -82,10 +86,13 @@ def _serve(connection: socket.socket) -> int:
                 except MMCacheError as error:
                     connection.send(encode(Failed(str(error)[:MAX_REASON])))
                     return 1
+                describer = Describer(settings)
                 connection.send(encode(Attached(store.kind)))
             case Remove(number, names) if store is not None:
                 outcomes = store.remove(names, deadline=time.monotonic() + REMOVE_TIMEOUT_S)
                 connection.send(encode(Removed(number, outcomes)))
+            case Describe() as asked if describer is not None:
+                _describe(connection, describer, asked)
             case message:
                 raise TypeError(f"{type(message).__name__} at the wrong time")
     return 0
@@ -104,6 +111,14 @@ def _list(connection: socket.socket, asked: List) -> None:
         for records in listing(asked.metrics, asked.lineage, timeout=LIST_TIMEOUT_S):
             connection.send(encode(Listed(asked.number, records, last=False)))
         connection.send(encode(Listed(asked.number, b"", last=True)))
+    except MMCacheError as error:
+        connection.send(encode(Failed(str(error)[:MAX_REASON])))
+
+
+def _describe(connection: socket.socket, describer: Describer, asked: Describe) -> None:
+    try:
+        for entries in describer.describe(asked.names, asked.lineage):
+            connection.send(encode(Described(asked.number, entries)))
     except MMCacheError as error:
         connection.send(encode(Failed(str(error)[:MAX_REASON])))
 

@@ -22,15 +22,18 @@ from mmcache.config import StoreSettings
 from mmcache.controller.core import ControllerCore
 from mmcache.controller.mailbox import Mailbox, MailboxClosed, MailboxFull
 from mmcache.controller.reaper.child import ChildLost, ReaperChild, Stopped
-from mmcache.controller.reconciliation import MOST_RECORDS
+from mmcache.controller.reaper.messages import Description
+from mmcache.controller.reconciliation import MOST_RECORDS, RECORD
+from mmcache.controller.removals import BATCH
 from mmcache.errors import StoreUnavailable
+from mmcache.key import store_name_of
 from mmcache.store.base import Outcome
 
 IDLE_S: Final = 0.5
 """Between two looks at whether there is anything to remove."""
 PACE_S: Final = 0.05
 """Between two batches, so that the master has time for those who wait: 5,000 names a second at most."""
-FIRST_LISTING_S: Final = 5.0
+FIRST_LISTING_S: Final = 2.0
 """After the start, while which clients come back."""
 _TURN_TIMEOUT_S: Final = 30.0
 _END_PATIENCE_S: Final = 5.0
@@ -128,11 +131,7 @@ class Reaper:
         """What became of each; None: that is not known."""
         nobody = [Outcome.UNAVAILABLE] * len(names)
         try:
-            child = self._started_child()
-            if not self._attached:
-                kind = child.attach()
-                self._attached = True
-                _log.info("the reaper's child, pid %d, is attached to the store: %s", child.pid, kind)
+            child = self._attached_child()
         except (OSError, StoreUnavailable, ChildLost) as error:
             self._complain(_REMOVES, f"cannot reach the store: {error}")
             self._end_child()
@@ -155,17 +154,26 @@ class Reaper:
         try:
             child = self._started_child()
             lineage = self._in_core(_begin)
-            for records in child.list(metrics, lineage):
+            for records in child.names(metrics, lineage):
                 self._in_core(functools.partial(_saw, records))
             while self._in_core(_sweep):
                 pass
-        except StoreUnavailable as error:
-            self._complain(_LISTS, f"has no list: {error}")
-        except (OSError, ChildLost, MailboxFull, FutureTimeout) as error:  # it may have more to tell of the same list
+            while records := self._in_core(_take_unread):
+                self._read(records, lineage)
+        except (OSError, StoreUnavailable, ChildLost, MailboxFull, FutureTimeout) as error:
             self._complain(_LISTS, f"failed: {error or 'the controller has no time'}")
-            self._end_child()
+            self._end_child()  # it may have more to tell of the same list
         else:
             self._all_is_well(_LISTS)
+
+    def _read(self, records: bytes, lineage: str) -> None:
+        """Have the directory learn what these names are."""
+        names = [
+            store_name_of(name, lineage=lineage, generation=generation)
+            for name, generation in RECORD.iter_unpack(records)
+        ]
+        described = self._attached_child().describe(names, lineage)
+        self._in_core(functools.partial(_enter, records, described, time.time()))
 
     def _in_core(self, call: Callable[[ControllerCore, float], _Result]) -> _Result:
         return self._mailbox.call(call).result(_TURN_TIMEOUT_S)
@@ -179,6 +187,14 @@ class Reaper:
     def _all_is_well(self, what: str) -> None:
         if self._troubles.pop(what, None) is not None:
             _log.info("the reaper %s again", what)
+
+    def _attached_child(self) -> ReaperChild:
+        child = self._started_child()
+        if not self._attached:
+            kind = child.attach()
+            self._attached = True
+            _log.info("the reaper's child, pid %d, is attached to the store: %s", child.pid, kind)
+        return child
 
     def _started_child(self) -> ReaperChild:
         if self._child is None:
@@ -208,6 +224,19 @@ def _begin(core: ControllerCore, _now: float) -> str:
 
 def _saw(records: bytes, core: ControllerCore, _now: float) -> None:
     core.reconciliation.saw(records)
+
+
+def _take_unread(core: ControllerCore, _now: float) -> bytes:
+    return core.reconciliation.take_unread(BATCH)
+
+
+def _enter(records: bytes, described: list[Description | None], clock: float, core: ControllerCore, now: float) -> None:
+    """`clock`: seconds since the epoch, now."""
+    for place, one in enumerate(described):
+        if one is not None:
+            age = max(0.0, clock - one.created_ns / 1e9)
+            start = place * RECORD.size
+            core.reconciliation.read(records[start : start + RECORD.size], one.entry, one.producer, now - age)
 
 
 def _sweep(core: ControllerCore, _now: float) -> bool:

@@ -1,0 +1,119 @@
+"""The beginnings of objects, out of their owners' memory: without a lease, and so no object is evicted later for it.
+
+The master says where an object lies (`/batch_query_keys`, which leases nothing); then the transfer engine reads there,
+as Mooncake's own client does. Meanwhile an object may go, and its memory be another's: what is read must prove itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import mmap
+from collections.abc import Sequence
+from ctypes import addressof, c_char
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+
+from mmcache.config import StoreSettings
+from mmcache.entry import PREFIX_BYTES
+from mmcache.errors import StoreUnavailable
+from mmcache.store.binding import new_transfer_engine
+
+MOST: Final = 256
+"""Objects at once."""
+_MOST_ANSWER_BYTES: Final = 1 << 20
+_Address = Annotated[int, msgspec.Meta(gt=0)]
+
+
+class Prefix(NamedTuple):
+    """What may be the first PREFIX_BYTES of an object of `nbytes`."""
+
+    content: bytes
+    nbytes: int
+
+
+class _Place(msgspec.Struct, frozen=True):
+    size: Annotated[int, msgspec.Meta(ge=0)] = msgspec.field(name="size_")
+    address: _Address = msgspec.field(name="buffer_address_")
+    endpoint: str = msgspec.field(name="transport_endpoint_")
+
+
+class _Found(msgspec.Struct, frozen=True):
+    ok: bool
+    values: list[_Place] | None = None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    data: dict[str, _Found]
+
+
+_answer = msgspec.json.Decoder(_Answer)
+
+
+class PrefixReader:
+    """One process's. Ends with it.
+
+    Args:
+        settings: where the store is, its `metrics` too.
+        timeout: seconds for the connection to the master, and for its answer.
+
+    Raises:
+        StoreUnavailable: there is no Mooncake, or its transfer engine cannot begin.
+    """
+
+    def __init__(self, settings: StoreSettings, *, timeout: float) -> None:
+        if settings.metrics is None:
+            raise StoreUnavailable("store.metrics is not set")
+        self._metrics = settings.metrics
+        self._timeout = timeout
+        self._engine = new_transfer_engine()
+        if code := self._engine.initialize(settings.hostname, settings.metadata, settings.protocol, settings.devices):
+            raise StoreUnavailable(f"Mooncake's transfer engine does not begin ({code}): see store.protocol, .devices")
+        self._memory = mmap.mmap(-1, MOST * PREFIX_BYTES)
+        self._address = addressof(c_char.from_buffer(self._memory))
+        if code := self._engine.register_memory(self._address, len(self._memory)):
+            raise StoreUnavailable(f"Mooncake's transfer engine takes no memory ({code})")
+
+    def read(self, names: Sequence[str]) -> list[Prefix | None]:
+        """Of at most MOST objects; None for one that is not there, shorter than a prefix, or could not be read.
+
+        Waits for as long as an owner hangs. Raises StoreUnavailable: the master gives no answer.
+        """
+        places = self._places(names)
+        by_endpoint: dict[str, list[int]] = {}
+        for position, place in enumerate(places):
+            if place is not None:
+                by_endpoint.setdefault(place.endpoint, []).append(position)
+        prefixes: list[Prefix | None] = [None] * len(names)
+        for endpoint, positions in by_endpoint.items():
+            there = [place for position in positions if (place := places[position]) is not None]
+            addresses = [self._address + PREFIX_BYTES * position for position in positions]
+            sizes = [PREFIX_BYTES] * len(positions)
+            if self._engine.batch_transfer_sync_read(endpoint, addresses, [one.address for one in there], sizes):
+                continue
+            for position, place in zip(positions, there, strict=True):
+                start = PREFIX_BYTES * position
+                prefixes[position] = Prefix(self._memory[start : start + PREFIX_BYTES], place.size)
+        return prefixes
+
+    def _places(self, names: Sequence[str]) -> list[_Place | None]:
+        """Where each object lies that is there in one piece."""
+        if not 0 < len(names) <= MOST:
+            raise ValueError(f"names: {len(names)}, not 1 to {MOST}")
+        host, _, port = self._metrics.rpartition(":")
+        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=self._timeout)
+        with contextlib.closing(connection):
+            try:
+                connection.request("GET", f"/batch_query_keys?keys={','.join(names)}", headers={"Connection": "close"})
+                answer = connection.getresponse()
+                data = _answer.decode(answer.read(_MOST_ANSWER_BYTES)).data
+            except (OSError, http.client.HTTPException, msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise StoreUnavailable(f"http://{self._metrics}/batch_query_keys: {error}") from error
+        found = [data.get(name) for name in names]
+        return [
+            one.values[0]
+            if one is not None and one.ok and one.values and len(one.values) == 1 and one.values[0].size >= PREFIX_BYTES
+            else None
+            for one in found
+        ]
