@@ -203,7 +203,7 @@ class Parts:
         self._environment = environment
         lease_s = float((store or {}).get("lease", 10.0))
         self._sections: dict[str, dict[str, Any]] = {
-            "store": {**(store or {}), "master": via_master, "sidecar": sidecar},
+            "store": {"metrics": metrics, **(store or {}), "master": via_master, "sidecar": sidecar},
             "control": {"address": f"tcp://{via_control}"},
             "client": dict(client or {}),
             "controller": {**(controller or {}), "bind": f"tcp://{control}"},
