@@ -59,9 +59,9 @@ class Directory:
         ]
 
     @property
-    def full(self) -> bool:
-        """Whether no further entry fits."""
-        return len(self._entries) >= self._max_entries
+    def room(self) -> int:
+        """How many further entries fit."""
+        return max(0, self._max_entries - len(self._entries))
 
     @property
     def revision(self) -> int:
@@ -88,7 +88,7 @@ class Directory:
         older than this no longer count.
         """
         known = self._entries.get(name)
-        if known is None and self.full:
+        if known is None and not self.room:
             return None, False
         self._revision += 1
         if known is not None and known.hit.generation == commitment.generation:

@@ -101,7 +101,7 @@ class Reconciliation:
 
     def take_unread(self, most: int) -> bytes:
         """Some of what the directory lacks, RECORDs, for somebody to read their prefixes; empty: none, or no room."""
-        if self._entries.directory.full:
+        if not self._entries.directory.room:
             self._unread.clear()
         taken = bytes(self._unread[: most * RECORD.size])
         del self._unread[: len(taken)]
@@ -131,5 +131,5 @@ class Reconciliation:
                 self._removals.add(name, generation)
         else:
             self._unknown += 1
-            if generation == current:
+            if generation == current and len(self._unread) < self._entries.directory.room * RECORD.size:
                 self._unread += RECORD.pack(name, generation)
