@@ -160,7 +160,9 @@ class Reaper:
                 pass
             while records := self._in_core(_take_unread):
                 self._read(records, lineage)
-        except (OSError, StoreUnavailable, ChildLost, MailboxFull, FutureTimeout) as error:
+        except StoreUnavailable as error:
+            self._complain(_LISTS, f"failed: {error}")
+        except (OSError, ChildLost, MailboxFull, FutureTimeout) as error:
             self._complain(_LISTS, f"failed: {error or 'the controller has no time'}")
             self._end_child()  # it may have more to tell of the same list
         else:
@@ -191,7 +193,11 @@ class Reaper:
     def _attached_child(self) -> ReaperChild:
         child = self._started_child()
         if not self._attached:
-            kind = child.attach()
+            try:
+                kind = child.attach()
+            except StoreUnavailable:  # with which it ends
+                self._end_child()
+                raise
             self._attached = True
             _log.info("the reaper's child, pid %d, is attached to the store: %s", child.pid, kind)
         return child
