@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmcache.cli.errors import InputError
+from mmcache.cli.plurals import counted
 
 if TYPE_CHECKING:
     from mmcache.config import EnginesSettings
@@ -46,7 +47,7 @@ def clear_all(urls: Sequence[str], token: str | None, settings: EnginesSettings,
 
     from mmcache.engines import clear  # noqa: PLC0415
 
-    with Console(stderr=True, quiet=quiet).status(f"clearing the caches of {len(urls)} engines"):
+    with Console(stderr=True, quiet=quiet).status(f"clearing the caches of {counted(len(urls), 'engine')}"):
         return clear(urls, timeout=settings.timeout, token=token)
 
 

@@ -17,6 +17,7 @@ from mmcache.cli.admin.selecting import Lora, MmHash, Modality, Model, NoLora, T
 from mmcache.cli.engine_caches import NOT_CLEARED_STATUS, Engine, Engines, clear_all, tell, urls_of
 from mmcache.cli.entries.keys import Config, Json
 from mmcache.cli.errors import InputError, reported
+from mmcache.cli.plurals import counted
 from mmcache.cli.signals import orderly_end
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def _count(selector: Selector, settings: Settings, *, admin: str | None, timeout
         typer.echo(json.dumps({**told, "selector": selector.fields()}))
         return
     least = "" if found.counted_all else "at least "
-    typer.echo(f"{selector}: {least}{found.matches:,} known entries; nothing was invalidated")
+    known = counted(found.matches, "known entry", "known entries")
+    typer.echo(f"{selector}: {least}{known}; nothing was invalidated")
 
 
 def _ask_first(address: str) -> None:
@@ -162,7 +164,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[Invalidation], None]]:
     from rich.console import Console  # noqa: PLC0415
 
     with Console(stderr=True, quiet=quiet).status("waiting for all sessions") as status:
-        yield lambda made: status.update(f"waiting for {made.waiting} sessions{_names(made)}")
+        yield lambda made: status.update(f"waiting for {counted(made.waiting, 'session')}{_names(made)}")
 
 
 def _names(made: Invalidation) -> str:
@@ -194,7 +196,8 @@ def _tell(
     elif not made.waiting:
         typer.echo(f"{text}; in force, but the controller did not say in time whether it is complete")
     else:
-        typer.echo(f"{text}; in force, but not complete: {made.waiting} sessions may serve it still{_names(made)}")
+        sessions = counted(made.waiting, "session")
+        typer.echo(f"{text}; in force, but not complete: {sessions} may serve it still{_names(made)}")
     if made.unbound:
-        typer.echo(f"{made.unbound} sessions are set to serve what may be stale, and are not waited for")
+        typer.echo(f"not waited for, as set to serve what may be stale: {counted(made.unbound, 'session')}")
     tell(engines)

@@ -136,6 +136,7 @@ def test_who_is_silent_is_named_and_no_engine_cleared_before_it_is_complete() ->
         options = ("--mm-hash", "nobody's", "--wait", "--timeout", "5", "--engine", engine.url)
         early = run("invalidate", *options, config=serving.config)
         assert (early.status, str(worker.process.pid) in early.out) == (1, True), early
+        assert "not complete: 2 sessions may serve it still" in early.out
         early = run("invalidate", *options, "--json", config=serving.config)
         assert (early.status, early.json["engines"][0]["ok"]) == (1, False)
         assert engine.asked == []

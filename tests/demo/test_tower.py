@@ -70,7 +70,7 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused(tiny_weights: Path, tmp_pat
     del weights[sorted(weights)[0]]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_bytes((tiny_weights / "config.json").read_bytes())
-    with pytest.raises(DemoError, match="lacks 1 weights of the tower"):
+    with pytest.raises(DemoError, match="lacks 1 weight of the tower"):
         load_tower(tmp_path)
 
 

@@ -8,6 +8,7 @@ import msgspec
 from rich.table import Table
 
 from mmcache.cli.demo.protocol import Served, Source
+from mmcache.cli.plurals import counted
 from mmcache.metrics import nearest_rank
 
 
@@ -123,13 +124,9 @@ def _milliseconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g} ms" if value < 100 else f"{value:.0f} ms"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def tables(report: Report) -> tuple[Table, Table]:
     """The figures for people: who did what, and how long it took."""
-    title = f"{_count(report.requests, 'request')} for {_count(report.unique_images, 'photograph')}"
+    title = f"{counted(report.requests, 'request')} for {counted(report.unique_images, 'photograph')}"
     counts = Table("", "encoders", "prefills", title=title)
     timings = Table("", "count", "p50", "p99", title="Time")
     for table in (counts, timings):

@@ -10,6 +10,7 @@ import transformers
 
 from mmcache.cli.demo.checkpoint import Checkpoint, Family
 from mmcache.cli.demo.errors import DemoError
+from mmcache.cli.plurals import counted
 from mmcache.key import EmbeddingKey, EncoderFingerprint
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ def _load(checkpoint: Checkpoint) -> Any:
     except (OSError, ValueError, RuntimeError) as error:
         raise DemoError(f"{checkpoint.directory} cannot be loaded: {error}") from error
     if missing := sorted(loaded["missing_keys"]):  # transformers would fill them with unseeded random numbers
-        raise DemoError(f"{checkpoint.directory} lacks {len(missing)} weights of the tower, such as {missing[0]}")
+        raise DemoError(
+            f"{checkpoint.directory} lacks {counted(len(missing), 'weight')} of the tower, such as {missing[0]}"
+        )
     return model.float()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import typer
 
+from mmcache.cli.plurals import counted
 from mmcache.entry import TensorSpec
 from mmcache.key import EmbeddingKey
 
@@ -58,7 +59,7 @@ def tell(outcome: Outcome, advice: str = "", *, as_json: bool) -> None:
         typer.echo(f"  → {advice}")
     for tensor in outcome.tensors:
         shape = " x ".join(map(str, tensor.shape)) or "scalar"
-        typer.echo(f"  {tensor.name}  {tensor.dtype}  {shape}  {tensor.nbytes:,} bytes")
+        typer.echo(f"  {tensor.name}  {tensor.dtype}  {shape}  {counted(tensor.nbytes, 'byte')}")
     if outcome.meta:
         typer.echo(f"  meta  {msgspec.json.encode(outcome.meta).decode()}")
     if outcome.output:
