@@ -80,10 +80,12 @@ def invalidate(
             raise InputError("say what: --model M, --version V, --mm-hash H, … or --all for everything there is")
         if selector.fields() and everything:
             raise InputError(f"--all is everything there is, and not only {selector}")
-        if dry_run and (wait or engine or engines):
-            raise InputError("--dry-run makes nothing to wait for (--wait), or to clear engines for (--engine)")
-        if (engine or engines) and not wait:
-            raise InputError("--engine needs --wait: engines are cleared once the invalidation is complete")
+        given = "--engine" if engine else "--engines" if engines else ""
+        if dry_run and (wait or given):
+            what = f"clear engines for ({given})" if given else "wait for (--wait)"
+            raise InputError(f"--dry-run makes nothing to {what}")
+        if given and not wait:
+            raise InputError(f"{given} needs --wait: engines are cleared once the invalidation is complete")
         settings = load(config)
         urls = urls_of(engine, engines, settings.engines)
         token = token_of(settings.engines) if urls else None

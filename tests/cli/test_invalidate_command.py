@@ -66,11 +66,14 @@ def test_all_of_it_needs_a_yes(serving: Serving, cache: MMCache) -> None:
         (["--model", "two words"], "model"),
         (["--mm-hash", ""], "mm_hash"),
         (["--model", "m", "--reason", "r" * 600], "reason"),
-        (["--model", "m", "--engine", "http://127.0.0.1:1"], "--wait"),
+        (["--model", "m", "--engine", "http://127.0.0.1:1"], "--engine needs --wait"),
+        (["--model", "m", "--engines"], "--engines needs --wait"),
         (["--model", "m", "--wait", "--engine", "127.0.0.1:1"], "--engine"),
         (["--model", "m", "--wait", "--engine", "http://u:p@127.0.0.1:1"], "credentials"),
         (["--model", "m", "--wait", "--engines"], "engines.urls"),
-        (["--model", "m", "--dry-run", "--engine", "http://127.0.0.1:1"], "--dry-run"),
+        (["--model", "m", "--dry-run", "--engine", "http://127.0.0.1:1"], "(--engine)"),
+        (["--model", "m", "--dry-run", "--engines"], "(--engines)"),
+        (["--model", "m", "--dry-run", "--wait"], "(--wait)"),
     ],
 )
 def test_a_wrong_option_is_named(serving: Serving, options: list[str], word: str) -> None:
