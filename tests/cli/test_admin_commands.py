@@ -1,4 +1,4 @@
-"""`mmcache sessions`, `entries`, `audit` and `invalidate --dry-run`, against a real controller's admin API."""
+"""The commands that ask the admin API, against that of a real controller."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from commands import Ran, run
 from serving import Serving, key_of
 
+from mmcache import EmbeddingKey
 from mmcache.cli.admin import listing
 
 VIEWER, OPERATOR = "viewer-" + "v" * 20, "operator-" + "o" * 20
@@ -47,6 +49,17 @@ def ask(serving: Serving, *arguments: str | Path, token: str | None = VIEWER, **
 def lines(ran: Ran) -> list[dict[str, Any]]:
     assert ran.status == 0, ran.err
     return [json.loads(line) for line in ran.out.splitlines()]
+
+
+def invalidate(serving: Serving, selector: dict[str, str | None], *, reason: str = "") -> int:
+    """Make one by the API, as alice, who is an operator; returns its number."""
+    answer = httpx.post(
+        f"{serving.controller.admin}/v1/invalidations",
+        json={"selector": selector, "reason": reason},
+        headers={"Authorization": f"Bearer {OPERATOR}"},
+        trust_env=False,
+    )
+    return int(answer.raise_for_status().json()["number"])
 
 
 def names(ran: Ran) -> set[str]:
@@ -108,6 +121,8 @@ def test_a_dry_run_counts_and_invalidates_nothing(serving: Serving) -> None:
     assert counted.status == 0, counted.err
     assert (counted.json["matches"], counted.json["counted_all"]) == (ENTRIES + 1, True)
     assert counted.json["selector"] == {"version": "1"}
+    one = ask(serving, "invalidate", "--mm-hash", "item-0", "--dry-run", token=OPERATOR)
+    assert "1 known entry;" in one.out
     everything = ask(serving, "invalidate", "--all", "--dry-run", token=OPERATOR)
     assert "7 known entries" in everything.out
     assert len(lines(ask(serving, "entries", "--json"))) == 7
@@ -122,12 +137,8 @@ def test_a_viewer_may_count_nothing(serving: Serving) -> None:
 
 def test_what_was_done_is_listed(tmp_path: Path) -> None:
     with Serving(segment_bytes=16 << 20, admin_tokens=TOKENS) as serving:
-        import httpx
-
-        headers = {"Authorization": f"Bearer {OPERATOR}"}
         for version in "123":
-            body = {"selector": {"version": version}}
-            httpx.post(f"{serving.controller.admin}/v1/invalidations", json=body, headers=headers).raise_for_status()
+            invalidate(serving, {"version": version})
         records = lines(ask(serving, "audit", "--json", "--actor", "alice", "--action", "invalidate"))
         assert [record["detail"]["selector"]["version"] for record in records] == ["3", "2", "1"]
         assert lines(ask(serving, "audit", "--json", "--actor", "nobody")) == []
@@ -203,3 +214,34 @@ def test_a_wildcard_address_is_asked_on_loopback(serving: Serving) -> None:
     for host in ("0.0.0.0", "localhost"):
         ran = run("sessions", config=serving.config, MMCACHE_TOKEN=VIEWER, MMCACHE_CONTROLLER__ADMIN=f"{host}:{port}")
         assert ran.status == 0, ran.err
+
+
+LONG = {"model": "google/siglip-so400m-patch14-384", "version": "f1-" + "0123456789abcdef" * 4, "tenant": "acme"}
+LONG_HASH = "fedcba9876543210" * 4
+
+
+@pytest.fixture(scope="module")
+def long_names() -> Iterator[Serving]:
+    with Serving(segment_bytes=16 << 20, admin_tokens=TOKENS) as cluster:
+        cache = cluster.connect(name="encoder-7d9f8b6c5d-x2x9z:12345")
+        key = EmbeddingKey(**LONG, mm_hash=LONG_HASH, lora="a" * 64)
+        assert cache.put(key, torch.ones(8)).readable
+        invalidate(cluster, {"model": LONG["model"], "mm_hash": "0" * 64}, reason="wrong crop")
+        yield cluster
+
+
+@pytest.mark.parametrize(
+    ("command", "values"),
+    [
+        ("entries", [*LONG.values(), LONG_HASH, "a" * 64, "encoder-7d9f8b6c5d-x2x9z:12345"]),
+        ("sessions", ["encoder-7d9f8b6c5d-x2x9z:12345", str(os.getpid()), "live"]),
+        ("audit", ["alice", "invalidate", f"model {LONG['model']}", f"mm_hash {'0' * 64}"]),
+    ],
+)
+def test_a_list_fits_80_columns_and_what_one_copies_is_whole(
+    long_names: Serving, command: str, values: list[str]
+) -> None:
+    told = ask(long_names, *command.split(), COLUMNS="80")
+    assert told.status == 0, told.err
+    assert all(value in told.out for value in values), told.out
+    assert max(len(line) for line in told.out.splitlines()) <= 80, told.out

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -13,9 +13,10 @@ from mmcache.cli.errors import reported
 from mmcache.cli.signals import orderly_end
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from mmcache.cli.admin.layout import Item
     from mmcache.cli.admin.rows import Record
+
+_HEAD: Final = ("id", "at", "action", "outcome", "role", "actor")
 
 
 def audit(
@@ -39,29 +40,25 @@ def audit(
         from mmcache.cli.admin.listing import Listing, show  # noqa: PLC0415 (`mmcache --help` needs none of it)
         from mmcache.cli.admin.rows import RecordsPage  # noqa: PLC0415
 
-        listing = Listing("/v1/audit", RecordsPage, "before", _table)
+        listing = Listing("/v1/audit", RecordsPage, "before", _HEAD, _item)
         query = {"action": action, "actor": actor}
         show(listing, query, config=config, admin=admin, limit=limit, as_json=json)
 
 
-def _table(rows: Sequence[Record]) -> Table:
-    import msgspec  # noqa: PLC0415
-
-    from mmcache.cli.admin.rows import table_of  # noqa: PLC0415
+def _item(row: Record) -> Item:
+    from mmcache.cli.admin.layout import Item  # noqa: PLC0415
     from mmcache.cli.admin.text import when  # noqa: PLC0415
 
-    return table_of(
-        ("id", "at", "actor", "role", "action", "outcome", "detail"),
-        [
-            (
-                str(row.id),
-                when(row.at),
-                row.actor,
-                row.role,
-                row.action,
-                row.outcome,
-                msgspec.json.encode(row.detail).decode(),
-            )
-            for row in rows
-        ],
-    )
+    return Item((str(row.id), when(row.at), row.action, row.outcome, row.role, row.actor), tuple(_parts(row.detail)))
+
+
+def _parts(detail: Mapping[str, Any]) -> Iterator[str]:
+    import msgspec  # noqa: PLC0415
+
+    from mmcache.cli.admin.layout import parts_of  # noqa: PLC0415
+
+    for name, value in detail.items():
+        if name == "selector" and isinstance(value, dict):
+            yield from parts_of(value)
+        else:
+            yield f"{name} {msgspec.json.encode(value).decode()}"

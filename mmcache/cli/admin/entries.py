@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -15,9 +14,10 @@ from mmcache.cli.errors import reported
 from mmcache.cli.signals import orderly_end
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from mmcache.cli.admin.layout import Item
+    from mmcache.cli.admin.rows import Entry
 
-    from mmcache.cli.admin.rows import Entry, Key
+_HEAD: Final = ("published", "size", "encoded in", "modality")
 
 
 def entries(
@@ -65,33 +65,25 @@ def entries(
             "created_from": moment("--since", since, now),
             "created_until": moment("--until", until, now),
         }
-        listing = Listing("/v1/entries", EntriesPage, "cursor", _table)
+        listing = Listing("/v1/entries", EntriesPage, "cursor", _HEAD, _item)
         show(listing, query, config=config, admin=admin, limit=limit, as_json=json)
 
 
-def _table(rows: Sequence[Entry]) -> Table:
-    from mmcache.cli.admin.rows import table_of  # noqa: PLC0415
+def _item(row: Entry) -> Item:
+    from mmcache.cli.admin.layout import Item  # noqa: PLC0415
     from mmcache.cli.admin.text import when  # noqa: PLC0415
     from mmcache.cli.doctor.machine import size  # noqa: PLC0415
 
-    return table_of(
-        ("published", "model", "version", "mm_hash", "of", "size", "encoded in", "by"),
-        [
-            (
-                when(row.created),
-                row.key.model,
-                row.key.version,
-                row.key.mm_hash,
-                _rest_of(row.key),
-                size(row.nbytes),
-                f"{row.cost_ms:.1f} ms",
-                row.producer,
-            )
-            for row in rows
-        ],
+    key = row.key
+    lora = () if key.lora is None else (f"lora {key.lora}",)
+    return Item(
+        (when(row.created), size(row.nbytes), f"{row.cost_ms:.1f} ms", key.modality),
+        (
+            f"model {key.model}",
+            f"tenant {key.tenant}",
+            *lora,
+            f"by {row.producer}",
+            f"version {key.version}",
+            f"mm_hash {key.mm_hash}",
+        ),
     )
-
-
-def _rest_of(key: Key) -> str:
-    lora = "" if key.lora is None else f", lora {key.lora}"
-    return f"{key.modality}, tenant {key.tenant}{lora}"

@@ -1,18 +1,18 @@
-"""Lists of the admin API, read page by page: a table a page for people, or a JSON object a line."""
+"""Lists of the admin API, read page by page, and printed so: for people, or as a JSON object a line."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from mmcache.cli.admin.connection import AdminApi
+from mmcache.cli.admin.layout import Item, lines
 from mmcache.cli.errors import AdminUnavailable
 from mmcache.config import load
 
@@ -35,12 +35,13 @@ class Page(Protocol[Row_co]):
 
 
 class Listing(msgspec.Struct, Generic[Row]):
-    """One list. `cursor` is the parameter that takes a page's `next`."""
+    """One list. `cursor` is the parameter that takes a page's `next`; `item` tells a row to people, under `head`."""
 
     path: str
     page: type[Page[Row]]
     cursor: str
-    table: Callable[[Sequence[Row]], Table]
+    head: tuple[str, ...]
+    item: Callable[[Row], Item]
 
 
 def show(
@@ -54,7 +55,6 @@ def show(
 ) -> None:
     """Print what there is, up to `limit` where it is not 0; says on stderr if there is more."""
     api = AdminApi(load(config), admin, os.environ)
-    console = Console()
     cursor: str | int | None = None
     shown = 0
     while True:
@@ -66,14 +66,19 @@ def show(
             for row in rows:
                 typer.echo(msgspec.json.encode(row))
         elif rows:
-            console.print(listing.table(rows), highlight=False)
+            print_items(listing.head, [listing.item(row) for row in rows])
         if page.next is None:
             break
         if page.next == cursor:
             raise AdminUnavailable(f"the admin API at {api.url} goes round in circles: it gives the same page again")
         cursor = page.next
         if limit and shown >= limit:
-            typer.echo(f"There may be more than these {shown:,}: --limit N, or 0 for all of them.", err=True)
+            typer.echo(f"There may be more than {shown:,}: --limit N, or 0 for all of them.", err=True)
             break
     if not shown:
         typer.echo("There are none.", err=True)
+
+
+def print_items(head: Sequence[str], items: Sequence[Item]) -> None:
+    """Print them as wide as the terminal is, or COLUMNS says."""
+    typer.echo("\n".join(lines(head, items, shutil.get_terminal_size().columns)))

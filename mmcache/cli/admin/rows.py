@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from rich.table import Table
-from rich.text import Text
-
-from mmcache.cli.admin.text import printable
 
 
 class Session(msgspec.Struct):
@@ -88,13 +83,3 @@ class Matches(msgspec.Struct):
     dry_run: bool
     matches: int
     counted_all: bool
-
-
-def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table in which nothing is cut, and nothing that others wrote means anything."""
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    return table

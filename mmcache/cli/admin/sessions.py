@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mmcache.cli.admin.options import Admin, JsonLines, Limit
 from mmcache.cli.entries.keys import Config
@@ -11,9 +10,10 @@ from mmcache.cli.errors import reported
 from mmcache.cli.signals import orderly_end
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from mmcache.cli.admin.layout import Item
     from mmcache.cli.admin.rows import Session
+
+_HEAD: Final = ("state", "heard", "trusted for", "heeds", "client")
 
 
 def sessions(admin: Admin = None, limit: Limit = 0, config: Config = None, json: JsonLines = False) -> None:
@@ -28,26 +28,15 @@ def sessions(admin: Admin = None, limit: Limit = 0, config: Config = None, json:
         from mmcache.cli.admin.listing import Listing, show  # noqa: PLC0415 (`mmcache --help` needs none of it)
         from mmcache.cli.admin.rows import SessionsPage  # noqa: PLC0415
 
-        listing = Listing("/v1/sessions", SessionsPage, "after", _table)
+        listing = Listing("/v1/sessions", SessionsPage, "after", _HEAD, _item)
         show(listing, {}, config=config, admin=admin, limit=limit, as_json=json)
 
 
-def _table(rows: Sequence[Session]) -> Table:
-    from mmcache.cli.admin.rows import table_of  # noqa: PLC0415
+def _item(row: Session) -> Item:
+    from mmcache.cli.admin.layout import Item  # noqa: PLC0415
 
-    return table_of(
-        ("client", "host", "pid", "session", "state", "heeds", "heard", "trusted for"),
-        [
-            (
-                row.name,
-                row.host,
-                str(row.pid),
-                row.session,
-                ("serves what may be stale" if row.serves_stale else "live") if row.live else "ended",
-                str(row.acknowledged),
-                f"{row.heard_s_ago:.1f} s ago",
-                f"{row.trusted_for_s:.1f} s",
-            )
-            for row in rows
-        ],
+    state = ("serves what may be stale" if row.serves_stale else "live") if row.live else "ended"
+    return Item(
+        (state, f"{row.heard_s_ago:.1f} s ago", f"{row.trusted_for_s:.1f} s", str(row.acknowledged), row.name),
+        (f"host {row.host}", f"pid {row.pid}", f"session {row.session}"),
     )
