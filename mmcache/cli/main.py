@@ -9,6 +9,7 @@ import typer
 
 from mmcache.cli.admin.audit import audit
 from mmcache.cli.admin.entries import entries
+from mmcache.cli.admin.invalidations import invalidations
 from mmcache.cli.admin.sessions import sessions
 from mmcache.cli.controller import controller
 from mmcache.cli.demo.command import demo
@@ -35,6 +36,7 @@ app.command()(lookup)
 app.command()(invalidate)
 app.command()(sessions)
 app.command()(entries)
+app.command()(invalidations)
 app.command()(audit)
 app.command()(stats)
 app.command()(doctor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,46 @@ def test_a_wildcard_address_is_asked_on_loopback(serving: Serving) -> None:
         assert ran.status == 0, ran.err
 
 
+def test_an_invalidation_that_no_client_serves_is_listed_as_complete(serving: Serving) -> None:
+    made = run("invalidate", "--version", "nobody's", "--wait", "--json", config=serving.config)
+    assert made.json["complete"]
+    for arguments in ((), (str(made.json["number"]),)):
+        told = ask(serving, "invalidations", *arguments, "--limit", "1")
+        assert all(word in told.out for word in ("complete", "version nobody's"))
+
+
+def test_invalidations_are_listed_newest_first_and_one_with_whom_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "PAGE", 2)
+    with Serving(segment_bytes=16 << 20, session_ttl=600.0, admin_tokens=TOKENS) as serving:
+        assert "none" in ask(serving, "invalidations").err
+        for version in "12":
+            assert run("invalidate", "--version", version, config=serving.config).status == 0
+        worker = serving.start_worker("compute_all", keys=1, seed=0, batch=1)
+        assert worker.read()["ready"]
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        assert invalidate(serving, {"model": "m", "lora": None}, reason="new weights") == 3
+        listed = lines(ask(serving, "invalidations", "--json"))
+        assert [(one["number"], one["complete"], one["waiting"]) for one in listed] == [
+            (3, False, 2),  # one that is stopped, and whoever the controller before this one may have had
+            (2, False, 1),
+            (1, False, 1),
+        ]
+        told = ask(serving, "invalidations", "--limit", "1")
+        assert "--limit" in told.err
+        assert all(
+            word in told.out for word in ("waits for 2 sessions ", "alice", "without lora", "reason new weights")
+        )
+        [one] = lines(ask(serving, "invalidations", "3", "--json"))
+        assert (one["selector"], len(one["awaited"])) == ({"model": "m", "lora": None}, 1)
+        told = ask(serving, "invalidations", "3")
+        assert f"waits for {one['awaited'][0]['name']} on {one['awaited'][0]['host']}" in told.out
+        assert str(worker.process.pid) in told.out
+        assert "waits for 1 session " in ask(serving, "invalidations", "1").out
+        unknown = ask(serving, "invalidations", "4")
+        assert (unknown.status, "no invalidation 4" in unknown.err) == (2, True)
+        assert ask(serving, "invalidations", "0").status == 2
+
+
 LONG = {"model": "google/siglip-so400m-patch14-384", "version": "f1-" + "0123456789abcdef" * 4, "tenant": "acme"}
 LONG_HASH = "fedcba9876543210" * 4
 
@@ -236,6 +277,8 @@ def long_names() -> Iterator[Serving]:
         ("entries", [*LONG.values(), LONG_HASH, "a" * 64, "encoder-7d9f8b6c5d-x2x9z:12345"]),
         ("sessions", ["encoder-7d9f8b6c5d-x2x9z:12345", str(os.getpid()), "live"]),
         ("audit", ["alice", "invalidate", f"model {LONG['model']}", f"mm_hash {'0' * 64}"]),
+        ("invalidations", ["alice", f"model {LONG['model']}", f"mm_hash {'0' * 64}", "reason wrong crop"]),
+        ("invalidations 1", ["alice", f"model {LONG['model']}", f"mm_hash {'0' * 64}", "reason wrong crop"]),
     ],
 )
 def test_a_list_fits_80_columns_and_what_one_copies_is_whole(

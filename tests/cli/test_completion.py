@@ -41,7 +41,11 @@ def test_the_script_for_bash_is_sound() -> None:
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [("mmcache st", {"stats"}), ("mmcache doctor --", {"--config", "--wait", "--json", "--help"})],
+    [
+        ("mmcache st", {"stats"}),
+        ("mmcache inv", {"invalidate", "invalidations"}),
+        ("mmcache doctor --", {"--config", "--wait", "--json", "--help"}),
+    ],
 )
 def test_commands_and_options_are_completed(words: str, expected: set[str]) -> None:
     ended = complete(_MMCACHE_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(len(words.split(" ")) - 1))
@@ -52,12 +56,13 @@ def test_commands_and_options_are_completed(words: str, expected: set[str]) -> N
 def test_help_offers_it_and_lists_every_command() -> None:
     words = run("--help").out
     commands = ("up", "controller", "demo", "put", "get", "lookup", "invalidate", "stats", "doctor")
-    commands += ("sessions", "entries", "audit")
+    commands += ("sessions", "entries", "invalidations", "audit")
     assert all(word in words for word in ("--install-completion", "--show-completion", *commands))
 
 
 @pytest.mark.parametrize(
-    "command", ["put", "get", "lookup", "invalidate", "sessions", "entries", "audit", "stats", "doctor"]
+    "command",
+    ["put", "get", "lookup", "invalidate", "sessions", "entries", "invalidations", "audit", "stats", "doctor"],
 )
 def test_the_help_of_each_command_documents_its_exit_status(command: str) -> None:
     ran = run(command, "--help")

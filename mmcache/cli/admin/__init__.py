@@ -1,1 +1,1 @@
-"""Commands that ask the controller's admin API: `mmcache sessions`, `entries`, `audit`."""
+"""Commands that ask the controller's admin API: `mmcache sessions`, `entries`, `invalidations`, `audit`."""

@@ -44,6 +44,35 @@ class Entry(msgspec.Struct):
     created: float
 
 
+class Invalidation(msgspec.Struct):
+    """One number of the sequence."""
+
+    number: int
+    selector: dict[str, str | None]
+    reason: str
+    actor: str
+    at: float
+    idempotency_key: str | None
+    complete: bool
+    completed_at: float | None
+    waiting: int
+
+
+class AwaitedSession(msgspec.Struct):
+    """A session that may still serve what was invalidated."""
+
+    name: str
+    host: str
+    most_ms: int
+
+
+class FollowedInvalidation(Invalidation):
+    """One number, and some of those that it waits for."""
+
+    unbound: int
+    awaited: list[AwaitedSession]
+
+
 class Record(msgspec.Struct):
     """What somebody did."""
 
@@ -68,6 +97,13 @@ class EntriesPage(msgspec.Struct, rename={"rows": "entries"}):
 
     rows: list[Entry]
     next: str | None
+
+
+class InvalidationsPage(msgspec.Struct, rename={"rows": "invalidations"}):
+    """See `listing.Page`."""
+
+    rows: list[Invalidation]
+    next: int | None
 
 
 class RecordsPage(msgspec.Struct, rename={"rows": "records"}):
