@@ -62,7 +62,7 @@ def test_help_offers_it_and_lists_every_command() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["put", "get", "lookup", "invalidate", "sessions", "entries", "invalidations", "audit", "stats", "doctor"],
+    ["put", "get", "lookup", "invalidate", "sessions", "entries", "invalidations", "audit", "stats", "doctor", "demo"],
 )
 def test_the_help_of_each_command_documents_its_exit_status(command: str) -> None:
     ran = run(command, "--help")

@@ -81,9 +81,14 @@ def test_it_leaves_nothing_behind_however_it_ends(
 
 
 def test_a_wrong_directory_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    for option, message in (("--images", "holds no image"), ("--weights", "config.json: No such file or directory\n")):
-        result = CliRunner().invoke(app, ["demo", "--json", option, str(tmp_path)])
-        assert result.exit_code == 1
+    for option, directory, message in (
+        ("--images", tmp_path, "holds no image"),
+        ("--images", tmp_path / "nowhere", "is not a directory"),
+        ("--weights", tmp_path, "config.json: No such file or directory\n"),
+    ):
+        result = CliRunner().invoke(app, ["demo", "--json", option, str(directory)])
+        assert result.exit_code == 2
+        assert option in result.stderr
         assert message in result.stderr
         assert result.stdout == ""
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mmcache.cli.demo.errors import DemoError
 from mmcache.cli.demo.photographs import SHIPPED, find_photographs, open_photograph, shipped_directory
+from mmcache.cli.errors import InputError
 
 
 def paint(path: Path, color: tuple[int, int, int], size: tuple[int, int] = (4, 3)) -> Path:
@@ -65,5 +65,5 @@ def test_a_picture_is_turned_upright(tmp_path: Path) -> None:
 def test_a_directory_without_photographs_is_refused_by_name(tmp_path: Path, make) -> None:
     directory = tmp_path / "pictures"
     make(directory)
-    with pytest.raises(DemoError, match="pictures"):
+    with pytest.raises(InputError, match="pictures"):
         find_photographs(directory)

@@ -13,6 +13,7 @@ from mmcache.cli.demo.checkpoint import Checkpoint
 from mmcache.cli.demo.errors import DemoError
 from mmcache.cli.demo.photographs import find_photographs, open_photograph
 from mmcache.cli.demo.tower import VisionTower, load_tower
+from mmcache.cli.errors import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -113,5 +114,5 @@ def _only_a_pickle(directory: Path) -> None:
 )
 def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path: Path, make, message: str) -> None:
     make(tmp_path)
-    with pytest.raises(DemoError, match=message):
+    with pytest.raises(InputError, match=f"--weights.*{message}"):
         Checkpoint(tmp_path)

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from mmcache.cli.demo.errors import DemoError
+from mmcache.cli.errors import InputError
 
 Family = Literal["siglip", "clip"]
 
@@ -28,7 +28,7 @@ class Checkpoint:
     """A directory as `save_pretrained` writes it: `config.json` and safetensors files (no pickle is ever loaded).
 
     Raises:
-        DemoError: a file is missing, or it is not a SigLIP or CLIP model; the message says which.
+        InputError: a file is missing, or it is not a SigLIP or CLIP model; the message says which.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -37,15 +37,15 @@ class Checkpoint:
         try:
             model_type = msgspec.json.decode(config.read_bytes(), type=_Config).model_type
         except OSError as error:
-            raise DemoError(f"--weights needs a directory with a config.json; {config}: {error.strerror}") from error
+            raise InputError(f"--weights needs a directory with a config.json; {config}: {error.strerror}") from error
         except msgspec.MsgspecError as error:
-            raise DemoError(f"{config} is not a model's configuration: {error}") from error
+            raise InputError(f"--weights: {config} is not a model's configuration: {error}") from error
         if model_type not in _FAMILIES:
-            raise DemoError(f"{config} has model_type {model_type!r}; the demo runs {', '.join(_FAMILIES)}")
+            raise InputError(f"--weights: {config} has model_type {model_type!r}; the demo runs {', '.join(_FAMILIES)}")
         self.family: Family = _FAMILIES[model_type]
         self._files = [config, *sorted(directory.glob("*.safetensors"))]
         if len(self._files) == 1:
-            raise DemoError(f"{directory} holds no .safetensors file")
+            raise InputError(f"--weights: {directory} holds no .safetensors file")
 
     def digest(self) -> str:
         """64 hex digits over the names and bytes of its files; reads all of them."""

@@ -13,6 +13,8 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
+from mmcache.cli.errors import reported
+
 _REQUIRED: Final = {"PIL": "Pillow", "skimage": "scikit-image", "transformers": "transformers"}
 
 
@@ -41,8 +43,10 @@ def demo(
     """Encode photographs, read them elsewhere, and check every bit.
 
     Some processes encode, others read the embeddings. Starts a cluster of its own on this machine and stops it at the
-    end. Exits with 1 if any embedding differs from a direct encode, if any photograph was encoded twice, or if a
-    request was not served.
+    end.
+
+    Exits with 0 if all is as it should be; 1 if any embedding differs from a direct encode, if any photograph was
+    encoded twice, if a request was not served, or if it cannot run here; 2 for a wrong option.
     """
     missing = [name for module, name in _REQUIRED.items() if importlib.util.find_spec(module) is None]
     if missing:
@@ -55,15 +59,11 @@ def demo(
     from mmcache.cli.demo.progress import Stages  # noqa: PLC0415
     from mmcache.cli.demo.report import tables, verdict  # noqa: PLC0415
     from mmcache.cli.demo.run import DemoOptions, run_demo  # noqa: PLC0415
-    from mmcache.errors import MMCacheError  # noqa: PLC0415
 
     options = DemoOptions(images=images, encoders=encoders, prefills=prefills, requests=requests, weights=weights)
     try:
-        with _orderly_end():
+        with reported("demo"), _orderly_end():
             report = run_demo(options, Stages(Console(stderr=True)))
-    except MMCacheError as error:
-        typer.echo(f"mmcache demo: {error}", err=True)
-        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         typer.echo("Interrupted; all that the demo started has ended.", err=True)
         raise typer.Exit(128 + signal.SIGINT) from None

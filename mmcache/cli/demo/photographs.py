@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mmcache.cli.demo.errors import DemoError
+from mmcache.cli.errors import InputError
 from mmcache.hashing import hash_image
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def find_photographs(directory: Path | None, *, most: int = MOST) -> Found:
     """The photographs of a directory (not of its subdirectories), or the shipped ones if it is None.
 
     Raises:
-        DemoError: there is no such directory, or it holds no image.
+        InputError: there is no such directory, or it holds no image.
+        DemoError: scikit-image, which ships the others, is not installed.
     """
     if directory is None:
         shipped = shipped_directory()
@@ -77,7 +79,7 @@ def find_photographs(directory: Path | None, *, most: int = MOST) -> Found:
     elif directory.is_dir():
         paths = sorted(path for path in directory.iterdir() if path.is_file())
     else:
-        raise DemoError(f"{directory} is not a directory")
+        raise InputError(f"--images {directory}: is not a directory")
 
     photographs: list[Photograph] = []
     unreadable: list[Path] = []
@@ -90,6 +92,8 @@ def find_photographs(directory: Path | None, *, most: int = MOST) -> Found:
             photographs.append(Photograph(path, hash_image(open_photograph(path))))
         except DemoError:
             unreadable.append(path)
+    if not photographs and directory is not None:
+        raise InputError(f"--images {directory}: holds no image that Pillow reads")
     if not photographs:
-        raise DemoError(f"{directory or shipped_directory()} holds no image that Pillow reads")
+        raise DemoError(f"{shipped_directory()} holds no image that Pillow reads: install scikit-image again")
     return Found(photographs, unreadable, left_out)

@@ -45,6 +45,7 @@ def run_demo(options: DemoOptions, stages: Stages) -> Report:
     """Runs it all and checks it all; nothing that it started outlives it.
 
     Raises:
+        InputError: a directory that the options name is of no use.
         DemoError: it cannot run, or one of its processes failed.
     """
     began = time.monotonic()
