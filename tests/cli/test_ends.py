@@ -70,6 +70,16 @@ def test_ctrl_c_while_modules_are_imported_ends_a_command_without_a_word(argumen
     assert interrupted(*arguments, module=module) == INTERRUPTED
 
 
+def test_nothing_is_imported_before_a_command_is_ready_for_ctrl_c() -> None:
+    """Only Python's own modules: each takes time, in which Ctrl-C is still a traceback."""
+    program = "import sys, mmcache.cli.__main__; print(*{name.partition('.')[0] for name in sys.modules})"
+    ended = subprocess.run(
+        [sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = set(ended.stdout.split())
+    assert not loaded & {"msgspec", "typer", "click", "rich", "yaml", "numpy", "torch", "email", "socket", "hashlib"}
+
+
 def test_ctrl_c_while_mooncake_is_loaded_ends_a_command_and_is_not_blamed_on_the_store(serving: Serving) -> None:
     assert (
         interrupted(
