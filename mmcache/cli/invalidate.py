@@ -71,8 +71,10 @@ def invalidate(
     wrong option, setting or token; 3 if it is complete, but an engine was not cleared.
     """
     with reported("invalidate"), orderly_end():
-        from mmcache.config import load  # noqa: PLC0415 (`mmcache --help` needs none of it)
+        from mmcache.cli.defaults import tell_of_defaults  # noqa: PLC0415 (`mmcache --help` needs none of it)
+        from mmcache.config import load  # noqa: PLC0415
         from mmcache.engines import not_cleared, token_of  # noqa: PLC0415
+        from mmcache.errors import ControllerUnavailable  # noqa: PLC0415
         from mmcache.selector import Selector  # noqa: PLC0415
 
         selector = Selector(**fields_of(model, version, lora, no_lora, modality, mm_hash, tenant))
@@ -94,7 +96,11 @@ def invalidate(
             return
         if everything and not yes:
             _ask_first(settings.control.address)
-        outcome = _carry_out(selector, settings, reason=reason, wait_s=timeout if wait else None, quiet=json_output)
+        try:
+            outcome = _carry_out(selector, settings, reason=reason, wait_s=timeout if wait else None, quiet=json_output)
+        except ControllerUnavailable:
+            tell_of_defaults(config, store=False)
+            raise
         cleared: list[ClearedEngine] = []
         if urls and outcome.complete:
             cleared = clear_all(urls, token, settings.engines, quiet=json_output)

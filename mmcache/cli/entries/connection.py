@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 FAILURES: Final = (ControllerUnavailable, CorruptEntry, DeadlineExceeded, EntryDropped, PoolExhausted, StoreUnavailable)
 """What a strict cache raises where others miss or drop."""
 
+UNANSWERED: Final = frozenset({"not_fresh", "unavailable"})
+"""Reasons that a failure counts as where the controller, or the store, does not answer."""
+
 _ADVICE: Final[Mapping[str, str]] = {
     "absent": "It was never published under exactly this key, or by clients of another controller, or it was "
     "invalidated or evicted.",

@@ -39,7 +39,8 @@ def get(
     with reported("get"), orderly_end():
         key = key_of(model, version, mm_hash, hash_file, lora, modality, tenant)
 
-        from mmcache.cli.entries.connection import advice_for  # noqa: PLC0415 (`mmcache --help` needs none of it)
+        from mmcache.cli.defaults import tell_of_defaults  # noqa: PLC0415 (`mmcache --help` needs none of it)
+        from mmcache.cli.entries.connection import UNANSWERED, advice_for  # noqa: PLC0415
         from mmcache.cli.entries.outcome import tell  # noqa: PLC0415
         from mmcache.cli.entries.reading import read  # noqa: PLC0415
         from mmcache.cli.entries.targets import check_target  # noqa: PLC0415
@@ -49,4 +50,6 @@ def get(
         outcome = read(key, load(config), config, target)
         tell(outcome, advice_for(outcome.reason), as_json=json)
         if outcome.status == "miss":
+            if outcome.reason in UNANSWERED:
+                tell_of_defaults(config, store=True)
             raise typer.Exit(1)

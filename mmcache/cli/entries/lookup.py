@@ -34,13 +34,16 @@ def lookup(
     Exits with 0 if it is known, 1 if it is not or the controller does not answer, 2 for a wrong option or setting.
     """
     with reported("lookup"), orderly_end():
-        from mmcache.cli.entries.outcome import tell  # noqa: PLC0415 (`mmcache --help` needs none of it)
+        from mmcache.cli.defaults import tell_of_defaults  # noqa: PLC0415 (`mmcache --help` needs none of it)
+        from mmcache.cli.entries.outcome import tell  # noqa: PLC0415
         from mmcache.config import load  # noqa: PLC0415
 
         key = key_of(model, version, mm_hash, hash_file, lora, modality, tenant)
         outcome = _ask(key, load(config))
         tell(outcome, as_json=json)
         if outcome.status != "known":
+            if outcome.reason:  # the controller did not answer
+                tell_of_defaults(config, store=False)
             raise typer.Exit(1)
 
 

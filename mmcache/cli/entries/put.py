@@ -49,11 +49,14 @@ def put(
         given = parse_options(meta or [])
         settings = load(config)
 
-        from mmcache.cli.entries.connection import advice_for  # noqa: PLC0415
+        from mmcache.cli.defaults import tell_of_defaults  # noqa: PLC0415
+        from mmcache.cli.entries.connection import UNANSWERED, advice_for  # noqa: PLC0415
         from mmcache.cli.entries.outcome import tell  # noqa: PLC0415
         from mmcache.cli.entries.publication import publish  # noqa: PLC0415
 
         outcome = publish(file, key, given, settings, config, file_metadata=file_metadata)
         tell(outcome, advice_for(outcome.reason or outcome.status), as_json=json)
         if outcome.status == "dropped":
+            if outcome.reason in UNANSWERED:
+                tell_of_defaults(config, store=True)
             raise typer.Exit(1)

@@ -37,6 +37,9 @@ def stats(
             serves = observation.serves
             _print(observation, as_json=json, again=watch is not None)
         if not serves:
+            from mmcache.cli.defaults import tell_of_defaults  # noqa: PLC0415 (`mmcache --help` needs none of it)
+
+            tell_of_defaults(config, store=True)
             raise typer.Exit(1)
 
 
