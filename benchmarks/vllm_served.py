@@ -155,6 +155,11 @@ class ServedEngine:
         self.rpc("probe_install")
 
     @property
+    def url(self) -> str:
+        """Where it serves."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
     def processes(self) -> list[psutil.Process]:
         """That of `vllm serve`, and all those that it started."""
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -217,23 +222,29 @@ class ServedEngine:
             raise EngineFailed(f"{method}: {status} {said}")
         return list(json.loads(said)["results"]) if said else []
 
+    def post(self, path: str, body: object = None) -> None:
+        """One of its other endpoints. Raises EngineFailed unless the status is 200."""
+        status, said = self._ask("POST", path, body)
+        if status != 200:
+            raise EngineFailed(f"{path}: {status} {said}")
+
     def encoded(self) -> int:
         """How many items this engine has really encoded."""
         return int(sum(worker["items"] for worker in self.rpc("probe_encoder")[:1]))
 
     def reset(self) -> None:
         """Empty vLLM's own caches: of embeddings, prefixes and processed pictures."""
-        self._post("/reset_prefix_cache")
+        self.post("/reset_prefix_cache")
         self.reset_encoder()
         self.reset_processor()
 
     def reset_encoder(self) -> None:
         """Empty its cache of embeddings."""
-        self._post("/reset_encoder_cache")
+        self.post("/reset_encoder_cache")
 
     def reset_processor(self) -> None:
         """Empty its cache of processed pictures."""
-        self._post("/reset_mm_cache")
+        self.post("/reset_mm_cache")
 
     def metrics(self) -> dict[str, float]:
         """Its Prometheus metrics by name, summed over labels; buckets are left out."""
@@ -274,11 +285,6 @@ class ServedEngine:
         with contextlib.suppress(OSError, http.client.HTTPException):
             return self._ask("GET", "/health", timeout=10.0)[0] == 200
         return False
-
-    def _post(self, path: str) -> None:
-        status, said = self._ask("POST", path)
-        if status != 200:
-            raise EngineFailed(f"{path}: {status} {said}")
 
     def _ask(self, method: str, path: str, body: object = None, *, timeout: float = ANSWER_SECONDS) -> tuple[int, str]:
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)) as connection:

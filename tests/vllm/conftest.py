@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from benchmarks.parts import Parts
 
-Model = Callable[[str], str]
+Model = Callable[..., str]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,13 +40,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """The folder of a model of some kind, built when it is first asked for."""
+    """The folder of a model of some kind and seed, built when it is first asked for."""
     folder = tmp_path_factory.mktemp("models")
 
-    def build(kind: str) -> str:
-        path = folder / kind
+    def build(kind: str, seed: int = 0) -> str:
+        path = folder / f"{kind}-{seed}"
         if not path.exists():
-            subprocess.run([sys.executable, "-m", "benchmarks.vllm_models", kind, str(path)], cwd=ROOT, check=True)
+            command = [sys.executable, "-m", "benchmarks.vllm_models", kind, str(path), "--seed", str(seed)]
+            subprocess.run(command, cwd=ROOT, check=True)
         return str(path)
 
     return build

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vllm_engines import LocalEngine, Options, Picture, Request, ServedEngine
+
+from mmcache.config import without_settings
 
 PATIENCE_S = 120.0
 PATIENT_CLIENT = {
@@ -27,7 +33,13 @@ EXACT = {"dtype": "float32"}
 
 
 def options(
-    model: str, config: Path | str, role: str, *, extra: dict[str, Any] | None = None, **arguments: Any
+    model: str,
+    config: Path | str,
+    role: str,
+    *,
+    extra: dict[str, Any] | None = None,
+    environment: dict[str, str] | None = None,
+    **arguments: Any,
 ) -> Options:
     """An engine that uses the cache, in float32 and patient unless told otherwise."""
     return Options(
@@ -36,6 +48,7 @@ def options(
         role=role,
         extra={"config": str(config), **PATIENT, **(extra or {})},
         arguments={**EXACT, **arguments},
+        environment=environment or {},
     )
 
 
@@ -67,6 +80,24 @@ def wait_for_figure(engine: LocalEngine | ServedEngine, name: str, least: float)
     while (value := figure(engine, name)) < least:
         assert time.monotonic() < deadline, f"{name} is {value}, and not {least}, after {PATIENCE_S:g} s"
         time.sleep(0.05)
+
+
+def invalidate(config: Path | str, *arguments: str, engines: Sequence[ServedEngine] = ()) -> None:
+    """By the command: invalidate, wait until that is complete, and have these engines clear what they hold."""
+    urls = [argument for engine in engines for argument in ("--engine", engine.url)]
+    command = [sys.executable, "-m", "mmcache.cli", "invalidate", "--wait", "--json", "-c", str(config)]
+    made = subprocess.run(
+        [*command, "--timeout", str(PATIENCE_S), *arguments, *urls],
+        env=without_settings(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE_S,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr + made.stdout
+    said = json.loads(made.stdout)
+    assert said["complete"]
+    assert [told["ok"] for told in said.get("engines", [])] == [True] * len(engines)
 
 
 class Pictures:
