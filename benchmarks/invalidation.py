@@ -1,7 +1,7 @@
 """How soon an invalidation is complete, at what rate, and what that costs everybody else.
 
-A controller with a state file (each number is fsynced before it is told), sessions in client processes, and one process
-that reads and publishes other keys meanwhile. The bars are those of docs/performance.md.
+A controller with a state file (each number is fsynced before it is told), sessions in client processes, and two
+processes that read and publish other keys meanwhile. The bars are those of docs/performance.md.
 """
 
 from __future__ import annotations
@@ -57,22 +57,24 @@ def hold_sessions(wire: Wire, number: int, address: str, count: int) -> None:
         wire.hear()
 
 
-def read_and_publish(wire: Wire, _number: int, config: str) -> None:
-    """Loop over keys that nobody invalidates; tells hits and puts in each bucket of time when it is asked."""
+def read_or_publish(wire: Wire, number: int, config: str) -> None:
+    """Read keys that nobody invalidates (the first process), or publish; tells in each bucket of time how many."""
     tensor = torch.zeros(64, 1024)
     with MMCache.connect(config) as cache:
         keys = [EmbeddingKey("other", "1", f"kept-{each}") for each in range(KEYS)]
         cache.put_many([(key, tensor) for key in keys])
         wire.tell(ready=True)
         while (heard := wire.hear()).get("seconds"):
-            buckets: list[list[int]] = []
+            buckets: list[int] = []
             began = time.monotonic()
             while (spent := time.monotonic() - began) < heard["seconds"]:
                 while len(buckets) <= spent / BUCKET_S:
-                    buckets.append([0, 0])
-                buckets[-1][0] += sum(found is not None for found in cache.get_many(keys[:16]))
-                new = EmbeddingKey("other", "1", f"new-{os.getpid()}-{next(_numbers)}")
-                buckets[-1][1] += cache.put(new, tensor).readable
+                    buckets.append(0)
+                if number == 0:
+                    buckets[-1] += sum(found is not None for found in cache.get_many(keys[:16]))
+                else:
+                    new = EmbeddingKey("other", "1", f"new-{os.getpid()}-{next(_numbers)}")
+                    buckets[-1] += cache.put(new, tensor).readable
             wire.tell(buckets=buckets[:-1])
 
 
@@ -82,9 +84,8 @@ def cpu_s(pids: Iterable[int | None]) -> float:
     return sum(each.user + each.system for each in times)
 
 
-def least_to_quiet(buckets: list[list[int]]) -> float:
-    """Hits in the worst bucket to those in the first two seconds."""
-    hits = [bucket[0] for bucket in buckets]
+def least_to_quiet(hits: list[int]) -> float:
+    """Those in the worst bucket to those in the first two seconds."""
     return min(hits) / statistics.median(hits[: int(2.0 / BUCKET_S)])
 
 
@@ -172,18 +173,26 @@ class Bench:
 
     def others(self, seconds: float) -> None:
         """What reading and publishing other keys loses meanwhile, and while the controller restarts."""
-        with crew(1, read_and_publish, str(self._parts.config)) as [worker]:
-            worker.hear()
+        with crew(2, read_or_publish, str(self._parts.config)) as workers:
+            for worker in workers:
+                worker.hear()
+
+            def begin(seconds: float) -> None:
+                for worker in workers:
+                    worker.tell(seconds=seconds)
+
+            def buckets() -> list[list[int]]:
+                return [worker.hear()["buckets"] for worker in workers]
+
             pairs = []
             self._say("reading and publishing other keys, with 5 invalidations a second and without")
             for _ in range(5):
                 rates = []
                 for busy in (False, True):
-                    worker.tell(seconds=seconds / 5)
+                    begin(seconds / 5)
                     if busy:
                         self.at_rate(5.0, seconds / 5)
-                    buckets = worker.hear()["buckets"]
-                    rates.append([sum(bucket[kind] for bucket in buckets) / len(buckets) for kind in (0, 1)])
+                    rates.append([statistics.mean(counted) for counted in buckets()])
                 pairs.append(rates)
             names = ("hits_to_quiet", "puts_to_quiet")
             self.figures["others"] = {
@@ -191,13 +200,13 @@ class Bench:
                 for kind, name in enumerate(names)
             }
             self._say("another program starts meanwhile, and ends")
-            worker.tell(seconds=6.0)
+            begin(6.0)
             time.sleep(2.0)
             started = [sys.executable, "-m", "mmcache.cli", "controller", "--help"]
             subprocess.run(started, stdout=subprocess.DEVNULL, check=True)
-            another = least_to_quiet(worker.hear()["buckets"])
+            another = least_to_quiet(buckets()[0])
             self._say("restarting the controller")
-            worker.tell(seconds=6.0)
+            begin(6.0)
             time.sleep(2.0)
             self._parts.controller.kill()
             began = time.monotonic()
@@ -206,10 +215,11 @@ class Bench:
             serving_s = time.monotonic() - began
             self.figures["restart"] = {
                 "serving_s": serving_s,
-                "least_hits_to_quiet": least_to_quiet(worker.hear()["buckets"]),
+                "least_hits_to_quiet": least_to_quiet(buckets()[0]),
                 "least_hits_to_quiet_when_another_program_starts": another,
             }
-            worker.tell(end=True)
+            for worker in workers:
+                worker.tell(end=True)
 
     def generations(self) -> None:
         """Looking up a key's generation, with many selectors in six shapes."""
