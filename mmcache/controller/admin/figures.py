@@ -16,6 +16,8 @@ SIZES: Final = {
     "invalidations_pending": "Invalidations that are not complete",
     "head": "Number of the last invalidation",
     "removals": "Names whose bytes the store is to give back",
+    "store_entries": "Names of this controller that the store had when it was listed last",
+    "store_unknown": "Those of them that the directory does not know",
 }
 """Of `ControllerCore.stats()`, what is no count since the start."""
 
