@@ -204,16 +204,16 @@ os.register_at_fork(after_in_child=prepare_for_exit)
 def new_transfer_engine() -> TransferBinding:
     """One that is not initialised. Raises StoreUnavailable: Mooncake cannot be imported."""
     with _importing():
-        from mooncake import engine  # noqa: PLC0415
-    transfer_engine: TransferBinding = engine.TransferEngine()
+        from mooncake.engine import TransferEngine  # noqa: PLC0415
+    transfer_engine: TransferBinding = TransferEngine()
     _quieten("mooncake.engine")
     return transfer_engine
 
 
 def _new_client() -> Binding:
     with _importing():
-        from mooncake import store  # noqa: PLC0415
-    client: Binding = store.MooncakeDistributedStore()
+        from mooncake.store import MooncakeDistributedStore  # noqa: PLC0415
+    client: Binding = MooncakeDistributedStore()
     _quieten("mooncake.store")
     return client
 
