@@ -242,15 +242,7 @@ def decode_entry(
         raise CorruptEntry("identity", f"generation {metadata.generation}, not {generation}")
     if verify != "prefix" and payload_checksum(view[PREFIX_BYTES:]) != checksum:
         raise CorruptEntry("payload_checksum", "the payload's bytes are not those that were published")
-    return EntryHeader(
-        key,
-        generation,
-        metadata.tensors,
-        metadata.meta,
-        metadata.cost_ms,
-        metadata.producer,
-        created_ns,
-    )
+    return _header(key, metadata, created_ns)
 
 
 def decode_prefix(prefix: bytes, nbytes: int) -> EntryHeader:
@@ -266,15 +258,7 @@ def decode_prefix(prefix: bytes, nbytes: int) -> EntryHeader:
         key = EmbeddingKey(*metadata.key)
     except InvalidKey as error:
         raise CorruptEntry("identity", str(error)) from error
-    return EntryHeader(
-        key,
-        metadata.generation,
-        metadata.tensors,
-        metadata.meta,
-        metadata.cost_ms,
-        metadata.producer,
-        created_ns,
-    )
+    return _header(key, metadata, created_ns)
 
 
 def encode_info(header: EntryHeader) -> bytes:
@@ -297,6 +281,18 @@ def decode_info(data: bytes) -> EntryInfo:
         raise CorruptEntry("metadata", str(error)) from error
     _check_contents(info.tensors, info.meta, MAX_PAYLOAD_BYTES)
     return info
+
+
+def _header(key: EmbeddingKey, metadata: _Metadata, created_ns: int) -> EntryHeader:
+    return EntryHeader(
+        key,
+        metadata.generation,
+        metadata.tensors,
+        metadata.meta,
+        metadata.cost_ms,
+        metadata.producer,
+        created_ns,
+    )
 
 
 def _decode_prefix(prefix: bytearray, payload_nbytes: int) -> tuple[_Metadata, int, int]:

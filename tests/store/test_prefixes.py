@@ -9,16 +9,20 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cluster import wait_until
 from raw_http import RawServer, response
-from serving import Serving, key_of, name_of, plant
+from serving import Serving, key_of, name_of, plant, store_of
 
 from mmcache.entry import PREFIX_BYTES
+from mmcache.http_call import call
+from mmcache.store.base import Outcome
 
 LONG = 120.0
 READ = """
@@ -41,7 +45,7 @@ for _ in range(2):
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator[Serving]:
-    with Serving() as serving:
+    with Serving(lease_ms=4000) as serving:
         yield serving
 
 
@@ -63,7 +67,7 @@ def read(metrics: str, names: list[str], tmp_path: Path) -> Any:
     return first
 
 
-def test_the_first_bytes_of_each_and_its_size_without_a_lease(serving: Serving, tmp_path: Path) -> None:
+def test_the_first_bytes_of_each_and_its_size(serving: Serving, tmp_path: Path) -> None:
     cache = serving.connect()
     whole, short, longer = key_of("whole"), key_of("short"), key_of("longer")
     plant(cache, whole, bytes(range(256)) * (PREFIX_BYTES // 256))
@@ -76,6 +80,19 @@ def test_the_first_bytes_of_each_and_its_size_without_a_lease(serving: Serving, 
         None,
         [(b"l" * PREFIX_BYTES).hex(), PREFIX_BYTES + 1000],
     ]
+
+
+def test_what_was_just_read_is_not_leased(serving: Serving, tmp_path: Path) -> None:
+    """What is leased cannot be removed: so it would be after each reading."""
+    cache, key = serving.connect(), key_of("unleased")
+    plant(cache, key, b"u" * PREFIX_BYTES)
+    name = name_of(cache, key)
+
+    def removed() -> bool:
+        assert read(serving.store.metrics, [name], tmp_path) == [[(b"u" * PREFIX_BYTES).hex(), PREFIX_BYTES]]
+        return store_of(cache).remove([name], deadline=time.monotonic() + LONG) == [Outcome.OK]
+
+    wait_until(removed, timeout=LONG, what="the end of the writer's own lease")
 
 
 def test_as_many_at_once_as_there_may_be(serving: Serving, tmp_path: Path) -> None:
@@ -108,13 +125,24 @@ def place(**fields: object) -> dict[str, object]:
         {"ok": True, "values": None},
         {"ok": True, "values": [place()]},  # where nobody listens
         {"ok": True, "values": [place(size_=PREFIX_BYTES - 1)]},
-        {"ok": True, "values": [place(), place()]},  # in pieces
     ],
 )
 def test_what_lies_nowhere_is_none(found: object, tmp_path: Path) -> None:
     answer = response(200, json.dumps({"success": True, "data": {"name": found}}).encode())
     with RawServer(lambda *_: answer) as server:
         assert read(server.url.removeprefix("http://"), ["name"], tmp_path) == [None]
+
+
+def test_what_lies_in_pieces_is_none(serving: Serving, tmp_path: Path) -> None:
+    cache, key = serving.connect(), key_of("pieces")
+    plant(cache, key, b"p" * PREFIX_BYTES)
+    name = name_of(cache, key)
+    found = call("GET", f"http://{serving.store.metrics}/batch_query_keys?keys={name}", timeout=LONG).body
+    [where] = json.loads(found)["data"][name]["values"]
+    for values, expected in (([where], [(b"p" * PREFIX_BYTES).hex(), PREFIX_BYTES]), ([where, where], None)):
+        answer = response(200, json.dumps({"data": {name: {"ok": True, "values": values}}}).encode())
+        with RawServer(lambda *_, answer=answer: answer) as server:
+            assert read(server.url.removeprefix("http://"), [name], tmp_path) == [expected]
 
 
 @pytest.mark.parametrize(
