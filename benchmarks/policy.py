@@ -27,7 +27,7 @@ from mmcache.controller.eviction import DEFAULT, POLICIES
 
 BARS_AT: Final = (0.02, 0.10)
 """Shares of the footprint at which the bars are."""
-DRAWN_AT: Final = (0.005, 0.01, 0.02, 0.05, 0.10, 0.20)
+DRAWN_AT: Final = (0.01, 0.02, 0.05, 0.10, 0.20)
 OURS: Final = tuple(POLICIES)
 
 Row = dict[str, Any]
@@ -190,8 +190,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.policy", description=__doc__)
     parser.add_argument("--trace", type=Path, action="append", default=[], help="CSV: name,bytes,cost_ms; repeatable")
     parser.add_argument("--seeds", type=int, default=3, help="of each synthetic trace (default: 3)")
-    parser.add_argument("--requests", type=int, default=200_000, help="of a synthetic trace (default: 200000)")
-    parser.add_argument("--ranks", type=int, default=20_000, help="items that are asked for again (default: 20000)")
+    parser.add_argument("--requests", type=int, default=60_000, help="of a synthetic trace (default: 60000)")
+    parser.add_argument("--ranks", type=int, default=6_000, help="items that are asked for again (default: 6000)")
     parser.add_argument(
         "--entries", type=int, default=policy_speed.ENTRIES, help="to time; 0: none (default: a million)"
     )

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from typing import Final
 
 import xxhash
+
+MOST_TRIMMED: Final = 64
+"""So many are forgotten at once, however much there is too much: a few for each one that leaves are soon enough."""
 
 
 class Ghosts:
@@ -45,8 +49,10 @@ class Ghosts:
         return False
 
     def trim(self, most_bytes: float, most: int) -> None:
-        """Forget the oldest beyond so many bytes, or so many names."""
-        while self._first < len(self._left) and (self.nbytes > most_bytes or len(self) > most):
+        """Forget the oldest beyond so many bytes, or so many names, a bounded number at once."""
+        for _ in range(MOST_TRIMMED):
+            if not len(self) or (self.nbytes <= most_bytes and len(self) <= most):
+                break
             self._known.discard(self._left[self._first])
             self.nbytes -= self._sizes[self._first]
             self._first += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import math
@@ -199,6 +200,17 @@ def test_a_choice_passes_over_a_bounded_number(policy: Policy) -> None:
             moves.reset_mock()
             assert policy.choose() is not None
             assert moves.call_count <= MOST_PASSED_OVER
+
+
+def test_the_garbage_collector_has_nothing_to_walk(policy: Policy) -> None:
+    gc.collect()
+    before = len(gc.get_objects())
+    fill(policy, 5000)
+    for _ in range(2500):
+        victim = policy.choose()
+        assert victim is not None
+        policy.remove(victim)
+    assert len(gc.get_objects()) - before < 500
 
 
 LIES = [math.nan, math.inf, -math.inf, -1.0, 0.0, 1e12, 5e-324, 1.7e308]
