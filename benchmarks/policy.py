@@ -88,7 +88,7 @@ def replay_all(given: argparse.Namespace, console: Console) -> list[Row]:
 def worst(rows: Iterable[Row], contender: str, baseline: str) -> float:
     """The largest loss of a contender, to that of a baseline on the same trace: 1 is as much."""
     pairs = [(row["lost"][contender], row["lost"][baseline]) for row in rows if row["share"] in BARS_AT]
-    return max((1.0 if ours == theirs else ours / theirs if theirs else float("inf")) for ours, theirs in pairs)
+    return max(1.0 if ours == theirs else ours / theirs if theirs else float("inf") for ours, theirs in pairs)
 
 
 def bars(rows: list[Row], speed: dict[str, dict[str, float]]) -> list[Row]:
@@ -109,7 +109,7 @@ def bars(rows: list[Row], speed: dict[str, dict[str, float]]) -> list[Row]:
     if drifting:
         promised.append((f"{DEFAULT}: lost, to lru's, drifting", worst(drifting, DEFAULT, "lru"), 1.02))
     promised.append((f"{DEFAULT}: lost, to s3fifo's", worst(rows, DEFAULT, "s3fifo"), 1.0))
-    for call in ("insert", "access", "choose"):
+    for call in ("insert", "access", "choose", "remove"):
         if speed:
             slowest = max(figures[f"{call}_us"] for figures in speed.values())
             promised.append((f"{call} at a million entries, µs", slowest, 5.0))
@@ -134,7 +134,7 @@ def show(figures: dict[str, Any], console: Console) -> None:
         console.print(table)
     if figures["speed"]:
         table = Table(title=f"With {figures['entries']:,} entries: CPU time and memory")
-        for column in ("policy", "insert µs", "access µs", "choose and remove µs", "bytes an entry", "collection ms"):
+        for column in ("policy", "insert µs", "access µs", "choose µs", "remove µs", "bytes an entry"):
             table.add_column(column, justify="left" if column == "policy" else "right")
         for name, speed in figures["speed"].items():
             table.add_row(name, *(f"{value:.1f}" for value in speed.values()))

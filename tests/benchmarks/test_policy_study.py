@@ -1,4 +1,4 @@
-"""The policy study's traces have the shares they are said to have, and a file is refused with the line that is wrong."""
+"""The policy study's traces are what they are said to be, and a file is refused with the line that is wrong."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert trace.nbytes.tolist() == [100, 200]
     assert trace.cost_ms.tolist() == [1.5, 2.0]
     assert (trace.footprint, trace.asked_ms, trace.compulsory_ms) == (300, 5.0, 3.5)
-    rows = study(lambda: trace, (1.0,), 0, reference=False)
+    rows = study(lambda: trace, (0.1,), 0, reference=False)
     assert [row["bar"] for row in bars(rows, {})] == ["s3cost: lost, to s3fifo's"]
 
 

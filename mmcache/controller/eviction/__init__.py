@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Literal
 
 from mmcache.controller.eviction.lru import LeastRecentlyUsed
@@ -10,7 +11,7 @@ from mmcache.controller.eviction.s3cost import S3Cost
 from mmcache.controller.eviction.s3fifo import S3Fifo
 
 PolicyName = Literal["lru", "s3fifo", "s3cost"]
-POLICIES: Final[dict[PolicyName, type[Policy]]] = {"lru": LeastRecentlyUsed, "s3fifo": S3Fifo, "s3cost": S3Cost}
+POLICIES: Final[dict[PolicyName, Callable[[], Policy]]] = {"lru": LeastRecentlyUsed, "s3fifo": S3Fifo, "s3cost": S3Cost}
 DEFAULT: Final[PolicyName] = "s3cost"
 
 __all__ = ["DEFAULT", "POLICIES", "LeastRecentlyUsed", "Policy", "PolicyName", "S3Cost", "S3Fifo"]

@@ -56,7 +56,7 @@ class Ghosts:
             self._known.discard(self._left[self._first])
             self.nbytes -= self._sizes[self._first]
             self._first += 1
-        if self._first > 1024 and self._first > len(self):
+        if self._first > 1024 and 8 * self._first > len(self):
             del self._left[: self._first]
             del self._sizes[: self._first]
             self._first = 0

@@ -69,7 +69,7 @@ class Queues:
         return bytes(self._names[slot * NAME_BYTES : (slot + 1) * NAME_BYTES])
 
     def first(self, queue: int) -> int:
-        """The slot at the front of a queue; less than the number of queues: it is empty."""
+        """The slot at the front of a queue; the queue's own number: it is empty."""
         return self._after[queue]
 
     def is_aside(self, slot: int) -> bool:

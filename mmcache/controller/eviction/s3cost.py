@@ -83,10 +83,11 @@ class S3Cost(SmallFirst):
         self._queues.move(slot, 1 + level)
 
     def _choose_from_main(self, *, last: bool) -> int | None:
-        first, rank = self._queues.first, self._rank
-        slot = min(
-            (front for queue in range(1, 1 + LEVELS) if (front := first(queue)) > LEVELS),
-            key=rank.__getitem__,
-        )
-        self._age = max(self._age, rank[slot])
-        return slot
+        rank = self._rank
+        victim, least = -1, 0
+        for queue in range(1, 1 + LEVELS):
+            front = self._queues.first(queue)
+            if front != queue and (victim < 0 or rank[front] < least):
+                victim, least = front, rank[front]
+        self._age = max(self._age, least)
+        return victim
