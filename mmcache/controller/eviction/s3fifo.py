@@ -78,13 +78,30 @@ class SmallFirst(Policy):
 
 
 class S3Fifo(SmallFirst):
-    """S3-FIFO. The main queue gives each entry another round for each use, up to three. Blind to costs."""
+    """S3-FIFO. The main queue gives each entry another round for each use, up to three. Blind to costs.
+
+    Before the first choice there is no telling who will be used: what comes then is shared out over both queues, so
+    that they have their sizes once room is wanted. (libCacheSim, S3-FIFO's reference, does so.)
+    """
 
     MOST_USES: Final = 3
     ENOUGH: Final = 2
 
     def __init__(self) -> None:
         super().__init__(2)
+        self._filling = True
+
+    def _add(self, name: bytes, nbytes: int, cost_ms: float) -> None:
+        small, main = self._queues.nbytes_in
+        super()._add(name, nbytes, cost_ms)
+        slot = self._queues.slots[name]
+        if self._filling and small > SMALL_SHARE * (small + main) and self._queues.queue[slot] == SMALL:
+            self._promote(slot)
+
+    def _choose(self) -> int | None:
+        slot = super()._choose()
+        self._filling = self._filling and slot is None
+        return slot
 
     def _access(self, slot: int, count: int) -> None:
         uses = self._queues.uses

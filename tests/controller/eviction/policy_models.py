@@ -56,6 +56,7 @@ class S3FifoModel(LruModel):
         self.main: set[bytes] = set()
         self.ghosts: list[tuple[bytes, int]] = []
         self.known_ghosts: set[bytes] = set()
+        self.fills_main = True
 
     def insert(self, name: bytes, nbytes: int, cost_ms: float) -> None:
         known = name in self.sizes
@@ -64,11 +65,18 @@ class S3FifoModel(LruModel):
         if known:
             self.access(name, 1)
             return
+        small, both = self.queued()
         self.order.append(name)
         self.uses[name] = 0
         if name in self.known_ghosts:
             self.known_ghosts.remove(name)
             self.promote(name)
+        elif self.fills_main and small > 0.1 * both:
+            self.promote(name)
+
+    def queued(self) -> tuple[int, int]:
+        names = [name for name in self.order if name not in self.aside]
+        return sum(self.sizes[name] for name in names if name not in self.main), sum(map(self.sizes.__getitem__, names))
 
     def value(self, name: bytes, cost_ms: float) -> None:
         pass
@@ -108,6 +116,7 @@ class S3FifoModel(LruModel):
                 self.promote(small[0])
             if victim is not None:
                 self.aside.add(victim)
+                self.fills_main = False
                 return victim
         raise AssertionError
 
@@ -142,6 +151,7 @@ class S3CostModel(S3FifoModel):
         self.rank: dict[bytes, tuple[int, int, int]] = {}
         self.age = 0
         self.median: float | None = None
+        self.fills_main = False
         self.ranked = 0
 
     def value(self, name: bytes, cost_ms: float) -> None:
