@@ -25,6 +25,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeVar
 import msgspec
 import yaml
 
+from mmcache.capacity_rules import Ages, Quotas
 from mmcache.errors import ConfigError
 from mmcache.setting_kinds import (
     BadValue,
@@ -35,6 +36,7 @@ from mmcache.setting_kinds import (
     Endpoint,
     Flag,
     Kind,
+    Share,
     Size,
     Text,
     Url,
@@ -182,6 +184,20 @@ class ControllerSettings(_Section, frozen=True, kw_only=True):
     """Have a child process remove what was invalidated from the store (`store.master`); else its own eviction does."""
     reconcile_every: Annotated[float, Duration(least=1.0, most=86400.0)] = 60.0
     """How often that process lists what the store has (`store.metrics`), for the controller to forget what it lost."""
+    eviction: Annotated[Literal["s3cost", "s3fifo", "lru"], Choice(words=("s3cost", "s3fifo", "lru"))] = "s3cost"
+    """What goes when room is needed; see docs/capacity.md."""
+    high_watermark: Annotated[float, Share()] = 0.9
+    """Once so much of the store's capacity is used, entries are removed, until it is no more than `low_watermark`."""
+    low_watermark: Annotated[float, Share()] = 0.85
+    quotas: Annotated[tuple[str, ...], Quotas()] = ()
+    """Room that tenants and models are sure of, and may exceed while there is some that nobody needs: such as
+    `tenant=acme 20GiB` or `model=qwen 30%`."""
+    max_age: Annotated[tuple[str, ...], Ages()] = ()
+    """When entries are removed whether there is room or not: such as `any 7d` or `tenant=acme,modality=video 1h`."""
+    min_embeddings: Annotated[int, Count(least=0)] = 0
+    """Entries of fewer embeddings, which are the rows of the first tensor, are not published."""
+    max_bytes: Annotated[int | None, Size(optional=True)] = None
+    """Nor are larger ones, in the store's bytes."""
     max_entries: Annotated[int, Count()] = 2_000_000
     max_sessions: Annotated[int, Count(most=1_000_000)] = 10_000
 
@@ -190,6 +206,11 @@ class ControllerSettings(_Section, frozen=True, kw_only=True):
         _both_or_none(
             self, ("secret_key_file", "the controller's own"), ("client_keys_file", "the public keys of its clients")
         )
+        if self.low_watermark > self.high_watermark:
+            low, high = f"{self.low_watermark:g}", f"{self.high_watermark:g}"
+            message = f"controller.low_watermark is {low}, and must not be above controller.high_watermark, {high}"
+            given = "low" if self.low_watermark != ControllerSettings.low_watermark else "high"
+            raise _Incomplete(f"controller.{given}_watermark", message)
 
 
 def _both_or_none(section: _Section, one: tuple[str, str], other: tuple[str, str]) -> None:

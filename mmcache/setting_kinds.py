@@ -26,6 +26,7 @@ _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _URL: Final = re.compile(
     r"https?://(?:\[([0-9A-Fa-f:.]+)\]|[A-Za-z0-9][A-Za-z0-9._-]*)(?::([0-9]{1,5}))?(?:/[A-Za-z0-9._~/-]*)?", re.ASCII
 )
+_PERCENT: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%", re.ASCII)
 _QUANTITY: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([A-Za-z]+)", re.ASCII)
 
 
@@ -234,3 +235,15 @@ class Duration(Kind, frozen=True):
         if not self.least <= seconds <= self.most:  # nor is NaN
             raise BadValue(f"must be {self.least:g} to {self.most:g} seconds, not {show(value)}")
         return float(seconds)
+
+
+class Share(Kind, frozen=True):
+    """A part of a whole: more than 0, at most 1; or with a percent sign, at most 100%."""
+
+    def _check(self, value: object) -> float:
+        share = value
+        if isinstance(value, str) and (match := _PERCENT.fullmatch(value.strip())) is not None:
+            share = float(match[1]) / 100
+        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share <= 1:  # nor is NaN
+            raise BadValue(f"must be more than 0 and at most 1, or a percentage such as 90%, not {show(value)}")
+        return float(share)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmcache.capacity_rules import age_of, quota_of
 from mmcache.cli.errors import ClusterError, reported
 from mmcache.config import ControllerSettings, Settings, load
 from mmcache.errors import ConfigError, StoreUnavailable
@@ -54,7 +55,8 @@ def controller(
 
 def _serve(settings: Settings) -> None:
     from mmcache.controller.admission import Admission  # noqa: PLC0415 (`mmcache --help` needs none of it)
-    from mmcache.controller.limits import ControllerLimits  # noqa: PLC0415 (`mmcache --help` needs none of it)
+    from mmcache.controller.capacity.rules import CapacityRules  # noqa: PLC0415
+    from mmcache.controller.limits import MOST_BYTES, ControllerLimits  # noqa: PLC0415
     from mmcache.controller.mailbox import Mailbox  # noqa: PLC0415
     from mmcache.controller.server import begin_term, serve  # noqa: PLC0415
     from mmcache.controller.state.base import StateFull, StateLost, StateUnusable  # noqa: PLC0415
@@ -66,6 +68,15 @@ def _serve(settings: Settings) -> None:
         lease_ms=_milliseconds(settings.store.lease),
         max_sessions=settings.controller.max_sessions,
         max_entries=settings.controller.max_entries,
+        capacity=CapacityRules(
+            policy=settings.controller.eviction,
+            high=settings.controller.high_watermark,
+            low=settings.controller.low_watermark,
+            quotas=tuple(quota_of(text) for text in settings.controller.quotas),
+            ages=tuple(age_of(text) for text in settings.controller.max_age),
+        ),
+        min_embeddings=settings.controller.min_embeddings,
+        max_bytes=settings.controller.max_bytes or MOST_BYTES,
     )
     if settings.controller.admin is not None:
         _import_admin()

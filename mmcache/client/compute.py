@@ -34,7 +34,9 @@ from mmcache.store.base import Outcome
 
 ComputeMany = Callable[[Sequence[EmbeddingKey]], Sequence[Encoded]]
 
-_UNPUBLISHABLE = frozenset({"no_space", "quota", "no_memory", "larger_than_pool", "not_finite"})
+_UNPUBLISHABLE = frozenset(
+    {"no_space", "quota", "no_memory", "larger_than_pool", "too_large", "too_few_embeddings", "not_finite"}
+)
 """Drops that would meet the next publisher as well, so that its waiting would be in vain."""
 
 

@@ -75,6 +75,12 @@ class Publication(NamedTuple):
         """The name under which the store is to keep it."""
         return self.target.name
 
+    @property
+    def embeddings(self) -> int:
+        """Rows of its first tensor."""
+        shape = self.tensors[0].shape
+        return shape[0] if shape else 1
+
     def as_embedding(self) -> Embedding:
         """What it is to the caller that computed it."""
         names = (spec.name for spec in self.header.tensors)
@@ -235,7 +241,12 @@ class Publisher:
         return [item for item in items if item.name not in results]
 
     def _sendable(self, pool: RegisteredPool, item: Publication, results: dict[str, PutResult]) -> bool:
-        if item.object_bytes > pool.capacity:
+        view = self._channel.fresh()
+        if view is not None and item.object_bytes > view.max_bytes:
+            results[item.name] = dropped("too_large")
+        elif view is not None and item.embeddings < view.min_embeddings:
+            results[item.name] = dropped("too_few_embeddings")
+        elif item.object_bytes > pool.capacity:
             results[item.name] = dropped("larger_than_pool")
         elif self._check_finite and not _all_finite(item.tensors):
             results[item.name] = dropped("not_finite")

@@ -21,7 +21,7 @@ import msgspec
 from mmcache.key import DIGEST_BYTES, Scope, check_mm_hash
 from mmcache.selector import Selector
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 MAX_MESSAGE_BYTES: Final = 1 << 20
 """A larger frame is refused unread."""
 MAX_BATCH: Final = 4096
@@ -317,6 +317,8 @@ ClientMessage = (
 class Welcome(_Message, frozen=True, tag=65):
     """A session begins. Its term is the controller's, its number random; `lease_ms` and `hold_ms` are the store's.
 
+    Entries of fewer embeddings than `min_embeddings`, or of more than `max_bytes`, are not to be published.
+
     Invalidations up to `head` follow as pushes: after `after`, which is 0 or what the hello said to have.
     """
 
@@ -329,6 +331,8 @@ class Welcome(_Message, frozen=True, tag=65):
     lease_ms: Milliseconds
     hold_ms: Milliseconds
     after: U64
+    min_embeddings: U64 = 0
+    max_bytes: U64 = (1 << 63) - 1
 
 
 class HelloAgain(_Message, frozen=True, tag=66):
@@ -420,7 +424,7 @@ class CommitStatus(enum.IntEnum):
     OUTDATED = 3
     """Its generation is over; the bytes are unreachable."""
     REFUSED = 4
-    """The directory is full, or the generation is from the future."""
+    """The directory is full, the name is being removed or was just now, or the generation is from the future."""
 
 
 class Committed(_Message, frozen=True, tag=71):

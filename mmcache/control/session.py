@@ -77,6 +77,10 @@ class SessionView(NamedTuple):
     replica: Replica
     """Generations, up to all that the controller named. It goes on with the invalidations that come."""
     fresh_until: float
+    min_embeddings: int = 0
+    """What has fewer is not to be published."""
+    max_bytes: int = (1 << 63) - 1
+    """Nor is what has more, with its prefix."""
 
     @property
     def lineage(self) -> str:
@@ -305,6 +309,8 @@ class Session:
             lease_s=welcome.lease_ms / 1000,
             replica=replica,
             fresh_until=self._fresh_until,
+            min_embeddings=welcome.min_embeddings,
+            max_bytes=welcome.max_bytes,
         )
         self._opened = view
         self.view = view if self._behind_since is None else None

@@ -8,6 +8,7 @@ and a wait ends with the claim, with its own deadline, when its request leaves, 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
@@ -35,8 +36,14 @@ NO_ROOM: Final = Unclaimed("no_room")
 """Who computed found no room for the entry, or the directory is full."""
 ASK_AGAIN: Final = Unclaimed(INVALIDATED)
 """What was computed is of an old generation."""
+REMOVING: Final = Unclaimed("removing")
+"""It is being removed from the store, and nobody knows yet whether it is gone."""
 OVERLOADED: Final = Unclaimed("overloaded")
 """A table of the controller is full."""
+
+
+_NOBODY: Final = 0
+"""The session of a claim that is nobody's."""
 
 
 class Wake(NamedTuple):
@@ -190,6 +197,22 @@ class Claims:
         claim = self._by_name.get(name)
         return None if claim is None else claim.token
 
+    def reserve(self, name: bytes, generation: int) -> bool:
+        """Let whoever asks for a name wait, though nobody computes it, until it is settled. False: there is no room."""
+        if name not in self._by_name:
+            if len(self._by_name) >= self._max_claims:
+                return False
+            nobody = self._party(_NOBODY)
+            self._by_name[name] = _Claim(name, generation, next(self._tokens), nobody, 0, math.inf)
+        return True
+
+    def settle(self, name: bytes, result: Hit | Unclaimed | None, now: float) -> Sequence[Wake]:
+        """All who wait for a name that is reserved get this result; None: the first of them gets a claim."""
+        claim = self._by_name.get(name)
+        if claim is None or claim.party.session != _NOBODY:
+            return ()
+        return self._pass_on(claim, now) if result is None else self._release(claim, result)
+
     def committed(self, name: bytes, hit: Hit) -> Sequence[Wake]:
         """The name has an entry now: whoever computed or held it, that is over, and all who waited get the entry."""
         if name in self._holds:
@@ -273,8 +296,10 @@ class Claims:
         return Granted(generation, token, self._claim_ms)
 
     def _end(self, claim: _Claim) -> None:
-        del self._by_name[claim.name], self._by_token[claim.token]
-        claim.party.tokens.remove(claim.token)
+        del self._by_name[claim.name]
+        if claim.party.session != _NOBODY:
+            del self._by_token[claim.token]
+            claim.party.tokens.remove(claim.token)
 
     def _pass_on(self, claim: _Claim, now: float) -> Sequence[Wake]:
         """End a claim; the first in its line gets the next one, and the rest of the line."""

@@ -49,9 +49,11 @@ from mmcache.controller.followers import LOCAL, Follower
 from mmcache.controller.invalidations import Invalidations
 from mmcache.controller.limits import ControllerLimits
 from mmcache.controller.reconciliation import Reconciliation
-from mmcache.controller.removals import Removals
+from mmcache.controller.removals import BATCH, Removals
 from mmcache.controller.sessions import Session, Sessions
 from mmcache.controller.views import Views
+from mmcache.key import store_name_of
+from mmcache.store.base import Outcome
 
 Effects = list[tuple[bytes, ControllerMessage]]
 """Messages to send, in order, each with the routing id of its connection."""
@@ -133,6 +135,7 @@ class ControllerCore:
             removals=self.removals,
             counts=self._counts,
         )
+        self.room = self._entries.room
         self.reconciliation = Reconciliation(self._entries, self.removals, self._counts)
         self.views = Views(
             self._sessions,
@@ -143,6 +146,10 @@ class ControllerCore:
             lineage=past.lineage,
         )
         self._settled = -math.inf  # what was due by then is over
+        self._removals_out = 0
+        """How many of the batch that is out are of old generations; the others are evicted."""
+        self._wakes: list[Wake] = []
+        """That removals have brought about, for the next tick."""
         self._later: Effects = []
         """What the message at hand brings about besides its answer."""
 
@@ -189,6 +196,24 @@ class ControllerCore:
         )
         self._settled_before = False
         return todo if any((todo.scopes, todo.asked, todo.completed, todo.forgotten, todo.settled)) else None
+
+    def take_removals(self, now: float) -> list[str]:
+        """The store's names of the next batch to be removed; none: nothing is to be done now. `removed` follows."""
+        evictions = self.room.evictions
+        outdated = self.removals.take(now, BATCH // 2 if evictions.chosen else BATCH)
+        self._removals_out = len(outdated)
+        evicted = evictions.take(BATCH - len(outdated), now)
+        self._wakes += self._entries.settle_removals(now)
+        return outdated + [
+            store_name_of(name, lineage=self.lineage, generation=generation) for name, generation in evicted
+        ]
+
+    def removed(self, outcomes: Sequence[Outcome], now: float) -> None:
+        """What became of the batch, name by name."""
+        self.removals.done(outcomes[: self._removals_out], now)
+        self.room.evictions.done(outcomes[self._removals_out :], now)
+        self._removals_out = 0
+        self._wakes += self._entries.settle_removals(now)
 
     def written(self, now: float) -> Effects:
         """It is durable."""
@@ -238,6 +263,10 @@ class ControllerCore:
         effects += self._announcements.expire(now)
         wakes += self._entries.claims.expire(now)
         self._entries.sweep(SWEPT_AT_ONCE)
+        self.room.tick(now)
+        wakes += self._wakes
+        wakes += self._entries.settle_removals(now)
+        self._wakes = []
         self._settled = now
         return effects + self._resolved(wakes) if wakes else effects
 
@@ -248,7 +277,8 @@ class ControllerCore:
             self._entries.claims.next_deadline(),
             self._announcements.next_deadline(),
             self._strangers_until,
-            self._settled if self._entries.directory.sweeping else None,
+            self.room.next_deadline(self._settled),
+            self._settled if self._entries.directory.sweeping or self._wakes else None,
         )
         return min((due for due in deadlines if due is not None), default=None)
 
@@ -264,6 +294,7 @@ class ControllerCore:
             "invalidations_pending": len(self._invalidations.pending),
             "head": self._invalidations.head,
             "removals": len(self.removals),
+            **self.room.sizes(),
             **self.reconciliation.found,
             **dict(sorted(self._counts.items())),
         }
@@ -309,6 +340,8 @@ class ControllerCore:
             lease_ms=limits.lease_ms,
             hold_ms=limits.hold_ms,
             after=after,
+            min_embeddings=limits.min_embeddings,
+            max_bytes=limits.max_bytes,
         )
         return welcome, wakes
 
@@ -333,7 +366,7 @@ class ControllerCore:
             case Renew():
                 return self._entries.renew(session, message, now), ()
             case Lookup():
-                return self._entries.lookup(session, message), ()
+                return self._entries.lookup(session, message, now), ()
             case Inspect():
                 figures = dict(itertools.islice(self.stats().items(), MAX_FIGURES))  # the tables' sizes come first
                 return Figures(self.term, session.number, message.request, figures), ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 import msgspec
 
@@ -27,6 +28,16 @@ class Entry(msgspec.Struct, gc=False):
     """The last listing of the store that had it."""
 
 
+class Watcher(Protocol):
+    """Is told what comes and goes."""
+
+    def entered(self, name: bytes, entry: Entry) -> None:
+        """There is a new entry."""
+
+    def left(self, name: bytes, entry: Entry) -> None:
+        """This one is not there any more."""
+
+
 class Directory:
     """Entries by name: a scope's digest followed by that of an mm_hash, 64 bytes.
 
@@ -46,6 +57,7 @@ class Directory:
         self._revision = 0
         self._to_sweep: Iterator[bytes] | None = None
         self._sweep_again = False
+        self.watchers: list[Watcher] = []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -95,11 +107,14 @@ class Directory:
             known.hit = Hit(commitment.generation, self._revision, known.hit.nbytes, known.hit.info)
             return known.hit, False
         hit = Hit(commitment.generation, self._revision, commitment.nbytes, commitment.info)
-        self._entries[name] = Entry(hit, commitment.mm_hash, commitment.cost_ms, producer, now)
+        if known is not None:
+            self._remove(name, known)
+            self._removals.add(name, known.hit.generation)
+        entry = self._entries[name] = Entry(hit, commitment.mm_hash, commitment.cost_ms, producer, now)
         if known is None:
             self._shelves.add(name, self._entries)
-        else:
-            self._removals.add(name, known.hit.generation)
+        for watcher in self.watchers:
+            watcher.entered(name, entry)
         return hit, True
 
     def drop(self, name: bytes, revision: int) -> bool:
@@ -107,7 +122,7 @@ class Directory:
         known = self._entries.get(name)
         if known is None or known.hit.revision != revision:
             return False
-        del self._entries[name]
+        self._remove(name, known)
         return True
 
     @property
@@ -128,13 +143,19 @@ class Directory:
             return 0
         names = list(itertools.islice(self._to_sweep, most))
         outdated = [
-            name
+            (name, entry)
             for name in names
             if (entry := self._entries.get(name)) is not None and entry.hit.generation != generation_of(name)
         ]
-        for name in outdated:
-            self._removals.add(name, self._entries.pop(name).hit.generation)
+        for name, entry in outdated:
+            self._remove(name, entry)
+            self._removals.add(name, entry.hit.generation)
         if len(names) < most:
             self._to_sweep = self.names() if self._sweep_again else None
             self._sweep_again = False
         return len(outdated)
+
+    def _remove(self, name: bytes, entry: Entry) -> None:
+        del self._entries[name]
+        for watcher in self.watchers:
+            watcher.left(name, entry)

@@ -20,6 +20,7 @@ from mmcache.control.messages import (
     Acquire,
     Acquired,
     Commit,
+    Commitment,
     CommitStatus,
     Committed,
     ControllerMessage,
@@ -35,7 +36,9 @@ from mmcache.control.messages import (
 from mmcache.controller.abandonments import Abandonments, abandonment
 from mmcache.controller.announcements import Announcements
 from mmcache.controller.answers import RESULT_BYTES, SURE_TO_FIT, count_results, cut, refused
-from mmcache.controller.claims import ASK_AGAIN, Claims, Wake
+from mmcache.controller.capacity.evictions import Fate
+from mmcache.controller.capacity.room import Room
+from mmcache.controller.claims import ASK_AGAIN, OVERLOADED, REMOVING, Claims, Wake
 from mmcache.controller.directory import Directory
 from mmcache.controller.invalidations import Invalidations
 from mmcache.controller.limits import ControllerLimits
@@ -88,6 +91,7 @@ class Entries:
             max_waiters=limits.max_waiters,
             max_waiters_per_session=limits.max_waiters_per_session,
         )
+        self.room = Room(limits.capacity, self.directory, self.scopes, lease_ms=limits.lease_ms, counts=counts)
         self._abandonments = Abandonments(at_once=limits.max_abandonments, every_ms=limits.abandonment_ms)
 
     # What sessions say
@@ -102,6 +106,8 @@ class Entries:
         known: Sequence[Hit | Unclaimed | None] = self.directory.find(names, generations)
         if self._abandonments:  # their keys are about to have other names
             known = [ASK_AGAIN if name in self._abandonments else hit for name, hit in zip(names, known, strict=True)]
+        if self.room.evictions.busy:
+            known = [self._despite_removal(*one, now) for one in zip(names, known, generations, strict=True)]
         results = self.claims.acquire(
             names,
             known,
@@ -131,7 +137,9 @@ class Entries:
                 name = scope + digest
                 generation = table.generation(group.scope, digest)
                 hit: Hit | None = None
-                if entry.generation == generation:
+                if entry.generation == generation and self._may_be_gone(name, entry, now):
+                    status = CommitStatus.REFUSED
+                elif entry.generation == generation:
                     hit, new = self.directory.enter(name, entry, session.name, now)
                     found = CommitStatus.STORED if new else CommitStatus.DUPLICATE
                     status = CommitStatus.REFUSED if hit is None else found
@@ -204,12 +212,14 @@ class Entries:
                     wakes += self.claims.give_up(session.number, entry.token, AbortReason.HELD, now) or ()
         return wakes
 
-    def lookup(self, session: Session, lookup: Lookup) -> ControllerMessage:
+    def lookup(self, session: Session, lookup: Lookup, now: float) -> ControllerMessage:
         """What is known of keys, without claims."""
         names, generations = self._names(lookup.groups)
         if len(names) > MAX_BATCH:
             return refused(self._counts, lookup.request, "batch", f"more than {MAX_BATCH} keys")
         found = self.directory.find(names, generations)
+        if self.room.evictions.busy:
+            found = [self._kept(*one, now) for one in zip(names, found, generations, strict=True)]
         if len(found) > SURE_TO_FIT:
             info = sum(len(hit.info) for hit in found if hit is not None)
             if info + RESULT_BYTES * (len(found) + 1) > MAX_MESSAGE_BYTES:
@@ -244,6 +254,47 @@ class Entries:
     def sweep(self, most: int) -> None:
         """Forget those of an old generation among so many."""
         self._count("entry.outdated", self.directory.sweep(self.generation_of, most))
+
+    def settle_removals(self, now: float) -> list[Wake]:
+        """Act on what has become known of removals."""
+        wakes: list[Wake] = []
+        for name, generation, fate in self.room.evictions.take_news():
+            self.room.settle(name, generation, fate)
+            entry = self.directory.entry(name)
+            stays = entry is not None and entry.hit.generation == generation
+            result = REMOVING if fate is Fate.UNSURE else entry.hit if stays and entry is not None else None
+            wakes += self.claims.settle(name, result, now)
+        return wakes
+
+    def _despite_removal(
+        self, name: bytes, known: Hit | Unclaimed | None, generation: int, now: float
+    ) -> Hit | Unclaimed | None:
+        """What is known of a name that may be on its way out."""
+        if isinstance(known, Unclaimed):
+            return known
+        self.room.keep(name)
+        match self.room.evictions.fate(name, generation, now):
+            case Fate.OUT:
+                return None if self.claims.reserve(name, generation) else OVERLOADED
+            case Fate.UNSURE:
+                return REMOVING
+        return known
+
+    def _kept(self, name: bytes, found: Hit | None, generation: int, now: float) -> Hit | None:
+        """The same for whoever claims nothing."""
+        self.room.keep(name)
+        return found if self.room.evictions.fate(name, generation, now) is Fate.STAYS else None
+
+    def _may_be_gone(self, name: bytes, entry: Commitment, now: float) -> bool:
+        """Whether what was committed may have been removed since its publisher saw it in the store."""
+        evictions = self.room.evictions
+        if not evictions.busy:
+            return False
+        self.room.keep(name)
+        if entry.token and self.claims.token_of(name) == entry.token:
+            evictions.trust(name)
+            return False
+        return evictions.doubts(name, entry.generation, now)
 
     def _names(self, groups: Iterable[KeyGroup]) -> tuple[list[bytes], Sequence[int]]:
         """The names of keys, and their generations, in the order of their results."""

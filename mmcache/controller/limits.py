@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+from mmcache.controller.capacity.rules import CapacityRules
+
+MOST_BYTES: Final = 1 << 48
 
 
 class ControllerLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,9 +44,19 @@ class ControllerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Most names at once that clients find to be of no use and that are invalidated for it."""
     abandonment_ms: int = 6_000
     """And then one more in so long: each is an invalidation that everybody hears of, and has a place in the table."""
+    capacity: CapacityRules = CapacityRules()
+    """What stays in the store."""
+    min_embeddings: int = 0
+    """What is smaller is not worth publishing; for the clients to know."""
+    max_bytes: int = MOST_BYTES
+    """Nor is what is larger."""
 
     def __post_init__(self) -> None:
+        if self.min_embeddings < 0:
+            raise ValueError(f"min_embeddings cannot be {self.min_embeddings}")
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if value < 1 or (name.endswith("_ms") and value > 86_400_000):
+            if name not in ("capacity", "min_embeddings") and (
+                value < 1 or (name.endswith("_ms") and value > 86_400_000)
+            ):
                 raise ValueError(f"{name} cannot be {value}")

@@ -107,14 +107,18 @@ class Reconciliation:
         del self._unread[: len(taken)]
         return taken
 
-    def read(self, record: bytes, entry: Commitment, producer: str, created: float) -> bool:
-        """One of them has this prefix: enter it, unless it became known or outdated meanwhile, or is being computed."""
+    def read(self, record: bytes, entry: Commitment, producer: str, created: float, now: float) -> bool:
+        """One of them has this prefix: enter it, unless it became known or outdated meanwhile, or is being computed.
+
+        Or removed: the prefix may be from before that.
+        """
         name, generation = RECORD.unpack(record)
         entries = self._entries
         if (
             entries.directory.entry(name) is not None
             or not entry.generation == generation == entries.generation_of(name)
             or entries.claims.token_of(name) is not None
+            or entries.room.evictions.doubts(name, generation, now)
             or entries.directory.enter(name, entry, producer, created)[0] is None
         ):
             return False

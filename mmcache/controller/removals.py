@@ -74,8 +74,8 @@ class Removals:
             return
         self._due += _RECORD.pack(name, generation, 0)
 
-    def take(self, now: float) -> list[str]:
-        """The store's names of the next batch; none: nothing is to be done now. `done` follows.
+    def take(self, now: float, most: int | None = None) -> list[str]:
+        """The store's names of the next batch, so many or `BATCH`; none: nothing is to be done now. `done` follows.
 
         Where it does not, the batch is lost: whoever takes the next one knows nothing of it any more.
         """
@@ -84,13 +84,13 @@ class Removals:
             self._lost(now)
         if now < self._paused_until:
             return []
-        most = BATCH * _RECORD.size
-        while len(self._due) < most and self._later and self._later[0][0] <= now:
+        room = (BATCH if most is None else most) * _RECORD.size
+        while len(self._due) < room and self._later and self._later[0][0] <= now:
             records = heapq.heappop(self._later)[1]
             self._later_bytes -= len(records)
             self._due += records
-        self._out = bytes(self._due[:most])
-        del self._due[:most]
+        self._out = bytes(self._due[:room])
+        del self._due[:room]
         return [
             store_name_of(name, lineage=self._lineage, generation=generation)
             for name, generation, _ in _RECORD.iter_unpack(self._out)

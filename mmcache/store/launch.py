@@ -20,7 +20,7 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -64,6 +64,13 @@ class Segment(msgspec.Struct, frozen=True):
     """What `ReplicateConfig.preferred_segment` takes."""
     size_bytes: int
     allocator_used_bytes: int = 0
+
+
+class Memory(NamedTuple):
+    """Of all segments together, in bytes."""
+
+    capacity: int
+    used: int
 
 
 class _Segments(msgspec.Struct):
@@ -230,8 +237,20 @@ def master_is_ready(metrics: str, *, timeout: float = 1.0) -> bool:
 
 def segments(metrics: str, *, timeout: float = 1.0) -> list[Segment]:
     """The segments that the master with the metrics port at `host:port` knows; empty while it does not answer."""
+    return _segments(metrics, timeout) or []
+
+
+def memory(metrics: str, *, timeout: float = 1.0) -> Memory | None:
+    """What the store has, and has used; None while its master does not answer."""
+    known = _segments(metrics, timeout)
+    if known is None:
+        return None
+    return Memory(sum(one.size_bytes for one in known), sum(one.allocator_used_bytes for one in known))
+
+
+def _segments(metrics: str, timeout: float) -> list[Segment] | None:
     answer = _ask(metrics, "/get_segments_detail", timeout)
     try:
-        return [] if answer is None else msgspec.json.decode(answer, type=_Segments).segments
+        return None if answer is None else msgspec.json.decode(answer, type=_Segments).segments
     except msgspec.MsgspecError:
-        return []
+        return None

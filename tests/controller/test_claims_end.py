@@ -31,7 +31,7 @@ from mmcache.control.messages import (
     encode,
 )
 from mmcache.controller.durable import Past
-from mmcache.controller.limits import ControllerLimits
+from mmcache.controller.limits import MOST_BYTES, ControllerLimits
 
 
 @pytest.mark.parametrize("reason", [AbortReason.FAILED, AbortReason.UNWANTED])
@@ -311,7 +311,7 @@ def test_the_welcome_carries_what_a_session_needs() -> None:
     client = world.client("c")
     welcome = client.ask(Hello(PROTOCOL_VERSION, "n", "h", 1))
     assert isinstance(welcome, Welcome)
-    assert welcome == Welcome(PROTOCOL_VERSION, TERM, welcome.session, 1, 0, LINEAGE, 2, 3, 0)
+    assert welcome == Welcome(PROTOCOL_VERSION, TERM, welcome.session, 1, 0, LINEAGE, 2, 3, 0, 0, MOST_BYTES)
 
 
 def test_a_hello_in_another_version_is_refused_and_hurts_no_session() -> None:

@@ -103,15 +103,15 @@ def test_what_is_claimed_is_left_alone() -> None:
 def test_names_of_old_generations_are_removed_and_no_others() -> None:
     world = World(Past(LINEAGE, scopes=[SCOPE], head=5, held=[(5, Selector(mm_hash="a"))]))
     other = Scope("default", "another", "v1", None, "image")
-    world.core.removals.take(world.now)
+    world.core.take_removals(world.now)
     list_all(world, records("a", 4), records("a", 5), records("a", 6), records("b", 0), records("c", 4, other))
-    assert world.core.removals.take(world.now) == [store_name_of(name_of("a"), lineage=LINEAGE, generation=4)]
+    assert world.core.take_removals(world.now) == [store_name_of(name_of("a"), lineage=LINEAGE, generation=4)]
     assert world.stats("listed.outdated", "store_entries", "store_unknown") == (1, 5, 4)
 
 
 def test_what_waits_to_be_removed_is_not_added_again() -> None:
     world = World(Past(LINEAGE, scopes=[SCOPE], head=5, held=[(5, Selector(mm_hash="a"))]))
-    world.core.removals.take(world.now)
+    world.core.take_removals(world.now)
     for _ in range(3):
         list_all(world, records("a", 4))
     assert world.stats("listed.outdated", "removals") == (3, 1)
@@ -141,8 +141,8 @@ def test_what_the_directory_lacks_is_read_and_entered() -> None:
     unread = [reconciliation.take_unread(1), reconciliation.take_unread(5)]
     assert unread == [records("b"), records("a", 5)]
     assert reconciliation.take_unread(1) == b""
-    assert reconciliation.read(records("b"), described("b"), "encoder 1", 77.0)
-    assert reconciliation.read(records("a", 5), described("a", 5), "encoder 2", 78.0)
+    assert reconciliation.read(records("b"), described("b"), "encoder 1", 77.0, world.now)
+    assert reconciliation.read(records("a", 5), described("a", 5), "encoder 2", 78.0, world.now)
     assert [isinstance(answer, Hit) for answer in client.acquire("a", "b", "c")] == [True] * 3
     told = {}
     for mm_hash in "ab":
@@ -164,8 +164,8 @@ def test_what_changed_while_it_was_read_is_not_entered() -> None:
     (hit,) = client.lookup("b")
     client.claim("c")
     client.invalidate(Selector(mm_hash="d"))
-    assert [reconciliation.read(records(one), described(one), "p", 7.0) for one in "bcd"] == [False] * 3
-    assert not reconciliation.read(records("e"), described("e", 1), "p", 7.0)
+    assert [reconciliation.read(records(one), described(one), "p", 7.0, 7.0) for one in "bcd"] == [False] * 3
+    assert not reconciliation.read(records("e"), described("e", 1), "p", 7.0, 7.0)
     assert client.lookup("b", "c", "d", "e") == [hit, None, None, None]
 
 
@@ -176,5 +176,5 @@ def test_where_the_directory_is_full_nothing_is_read() -> None:
     client.put("d")
     reconciliation = world.core.reconciliation
     assert reconciliation.take_unread(3) == records("ab"), "which is all that fits"
-    assert [reconciliation.read(records(one), described(one), "p", 7.0) for one in "ab"] == [True, False]
+    assert [reconciliation.read(records(one), described(one), "p", 7.0, 7.0) for one in "ab"] == [True, False]
     assert reconciliation.take_unread(2) == b""

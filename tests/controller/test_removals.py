@@ -240,46 +240,46 @@ def of(mm_hash: str, generation: int) -> str:
 def test_what_an_invalidation_outdates_is_removed_under_its_old_name_and_nothing_else() -> None:
     world = World()
     client = world.client("c")
-    world.core.removals.take(world.now)
+    world.core.take_removals(world.now)
     client.put("a", "b", "c")
     client.invalidate(Selector(mm_hash="a"))
     client.apply(1)
     world.advance(1.0)
     assert world.stats("removals", "entries") == (1, 2)
-    assert world.core.removals.take(world.now) == [of("a", 0)]
-    world.core.removals.done([Outcome.OK], world.now)
+    assert world.core.take_removals(world.now) == [of("a", 0)]
+    world.core.removed([Outcome.OK], world.now)
     assert world.stats("removals", "removed") == (0, 1)
 
 
 def test_an_entry_that_is_published_anew_before_it_was_swept_leaves_its_old_name() -> None:
     world = World()
     client = world.client("c")
-    world.core.removals.take(world.now)
+    world.core.take_removals(world.now)
     client.put("a", "b")
     client.invalidate(Selector(mm_hash="a"))
     client.apply(1)
     assert client.commit("a", generation=1) == [CommitStatus.STORED]
     world.advance(1.0)
-    assert world.core.removals.take(world.now) == [of("a", 0)]
+    assert world.core.take_removals(world.now) == [of("a", 0)]
     assert world.stats("entries") == (2,)
 
 
 def test_a_commit_that_comes_too_late_leaves_its_name_and_one_of_the_future_does_not() -> None:
     world = World()
     client = world.client("c")
-    world.core.removals.take(world.now)
+    world.core.take_removals(world.now)
     client.invalidate(Selector(mm_hash="a"))
     client.apply(1)
     assert client.commit("a", generation=0) == [CommitStatus.OUTDATED]
     assert client.commit("a", generation=2) == [CommitStatus.REFUSED]
     assert client.commit("a", generation=1) == [CommitStatus.STORED]
-    assert world.core.removals.take(world.now) == [of("a", 0)]
+    assert world.core.take_removals(world.now) == [of("a", 0)]
 
 
 def test_what_readers_did_not_find_is_not_removed() -> None:
     world = World()
     client = world.client("c")
-    world.core.removals.take(world.now)
+    world.core.take_removals(world.now)
     client.put("a")
     [hit] = client.lookup("a")
     assert hit is not None

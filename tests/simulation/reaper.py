@@ -44,7 +44,7 @@ class Reaper:
     # Removals
 
     def _take(self) -> None:
-        names = self._controller.core.removals.take(self._controller.now())
+        names = self._controller.core.take_removals(self._controller.now())
         if names:
             self._soon(self._remove, names)
         else:
@@ -75,7 +75,7 @@ class Reaper:
         return Outcome.OK
 
     def _tell(self, outcomes: list[Outcome]) -> None:
-        self._controller.core.removals.done(outcomes, self._controller.now())
+        self._controller.core.removed(outcomes, self._controller.now())
         self._take()
 
     # Listings
@@ -142,6 +142,6 @@ class Reaper:
             if found is not None:
                 record = records[place * RECORD.size : (place + 1) * RECORD.size]
                 entry = Commitment(found.key.mm_hash, found.generation, 0, 100, 1.0, b"info")
-                if reconciliation.read(record, entry, found.by, now):
+                if reconciliation.read(record, entry, found.by, now, now):
                     self._world.count("entry found")
         self._take_unread()

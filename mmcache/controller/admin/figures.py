@@ -16,6 +16,11 @@ SIZES: Final = {
     "invalidations_pending": "Invalidations that are not complete",
     "head": "Number of the last invalidation",
     "removals": "Names whose bytes the store is to give back",
+    "store_capacity_bytes": "Memory of the store; 0 as long as that is not known",
+    "store_used_bytes": "How much of it is used",
+    "entries_removing": "Entries that are chosen to go, or whose removal is out",
+    "bytes_removing": "How much they have",
+    "quotas_scaled": "1 if the quotas are more than there is, so that each counts for less",
     "store_entries": "Names of this controller that the store had when it was listed last",
     "store_unknown": "Those of them that the directory does not know",
 }

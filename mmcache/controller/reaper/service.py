@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import select
 import threading
@@ -27,12 +28,17 @@ from mmcache.controller.reconciliation import MOST_RECORDS, RECORD
 from mmcache.controller.removals import BATCH
 from mmcache.errors import StoreUnavailable
 from mmcache.key import store_name_of
+from mmcache.store import launch
 from mmcache.store.base import Outcome
 
-IDLE_S: Final = 0.5
+IDLE_S: Final = 0.1
 """Between two looks at whether there is anything to remove."""
 PACE_S: Final = 0.05
 """Between two batches, so that the master has time for those who wait: 5,000 names a second at most."""
+MEASURE_EVERY_S: Final = 1.0
+"""Between two questions how much of the store is used."""
+LIST_AGAIN_S: Final = 5.0
+"""Between two listings, at least, where the store uses less than it should."""
 FIRST_LISTING_S: Final = 2.0
 """After the start, while which clients come back."""
 _TURN_TIMEOUT_S: Final = 30.0
@@ -40,9 +46,11 @@ _END_PATIENCE_S: Final = 5.0
 
 _REMOVES: Final = "removes what nobody reads"
 _LISTS: Final = "lists what the store has"
+_MEASURES: Final = "measures how much room the store has"
 _MEANWHILE: Final = {
     _REMOVES: "only the store's eviction frees room",
     _LISTS: "the directory does not know what the store has lost",
+    _MEASURES: "nothing is evicted but by the store itself",
 }
 _Result = TypeVar("_Result")
 
@@ -63,6 +71,8 @@ class Reaper:
         self._mailbox = mailbox
         self._list_every_s = list_every_s
         self._list_at = time.monotonic() + min(list_every_s, FIRST_LISTING_S)
+        self._listed_at = -math.inf
+        self._measure_at = 0.0
         self._child: ReaperChild | None = None
         self._attached = False
         self._events: Counter[str] = Counter()
@@ -105,10 +115,35 @@ class Reaper:
         while True:
             names = self._turn(outcomes)
             outcomes = self._remove(names) if names else None
-            if self._settings.metrics is not None and time.monotonic() >= self._list_at:
-                self._list(self._settings.metrics)
-                self._list_at = time.monotonic() + self._list_every_s
+            if self._settings.metrics is not None:
+                self._look(self._settings.metrics)
             self._wait(PACE_S if names else IDLE_S)
+
+    def _look(self, metrics: str) -> None:
+        """Ask the master what is due to be asked."""
+        now = time.monotonic()
+        if now >= self._measure_at:
+            self._measure_at = now + MEASURE_EVERY_S
+            if self._measure(metrics):
+                self._list_at = min(self._list_at, self._listed_at + LIST_AGAIN_S)
+        if now >= self._list_at:
+            self._list(metrics)
+            self._listed_at = time.monotonic()
+            self._list_at = self._listed_at + self._list_every_s
+
+    def _measure(self, metrics: str) -> bool:
+        """Tell the core how much of the store is used; returns whether it has lost much."""
+        memory = launch.memory(metrics)
+        if memory is None:
+            self._complain(_MEASURES, "gets no answer from the store's master")
+            return False
+        try:
+            lost = self._in_core(functools.partial(_measured, memory))
+        except (MailboxFull, FutureTimeout) as error:
+            self._complain(_MEASURES, f"failed: {error or 'the controller has no time'}")
+            return False
+        self._all_is_well(_MEASURES)
+        return lost
 
     def _turn(self, outcomes: list[Outcome] | None) -> list[str]:
         """Tell the core what came of the last batch, None: that is not known, and take the next one."""
@@ -118,8 +153,8 @@ class Reaper:
             for word, number in events.items():
                 core.count(word, number)
             if outcomes is not None:
-                core.removals.done(outcomes, now)
-            return core.removals.take(now)
+                core.removed(outcomes, now)
+            return core.take_removals(now)
 
         try:
             return self._mailbox.call(turn).result(_TURN_TIMEOUT_S)
@@ -228,6 +263,10 @@ def _begin(core: ControllerCore, _now: float) -> str:
     return core.lineage
 
 
+def _measured(memory: launch.Memory, core: ControllerCore, now: float) -> bool:
+    return core.room.measured(memory.capacity, memory.used, now)
+
+
 def _saw(records: bytes, core: ControllerCore, _now: float) -> None:
     core.reconciliation.saw(records)
 
@@ -242,7 +281,7 @@ def _enter(records: bytes, described: list[Description | None], clock: float, co
         if one is not None:
             age = max(0.0, clock - one.created_ns / 1e9)
             start = place * RECORD.size
-            core.reconciliation.read(records[start : start + RECORD.size], one.entry, one.producer, now - age)
+            core.reconciliation.read(records[start : start + RECORD.size], one.entry, one.producer, now - age, now)
 
 
 def _sweep(core: ControllerCore, _now: float) -> bool:
