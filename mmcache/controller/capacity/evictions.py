@@ -10,7 +10,8 @@ were removed.
 from __future__ import annotations
 
 import enum
-from collections import Counter, OrderedDict, deque
+import heapq
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
@@ -83,7 +84,8 @@ class Evictions:
         """Until when the outcome of what is out is worth waiting for."""
         self._unsure: dict[bytes, _Leaving] = {}
         """To be sent again."""
-        self._resting: deque[tuple[float, bytes]] = deque()
+        self._resting: list[tuple[float, bytes]] = []
+        """A heap: until when they cannot be removed."""
         self._left: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
         """Until when they are doubted, and the generation."""
         self._news: list[News] = []
@@ -109,6 +111,10 @@ class Evictions:
         """An entry is to go. It is neither chosen nor out."""
         self._chosen[name] = _Leaving(generation, nbytes, reason)
         self.nbytes += nbytes
+
+    def rest(self, name: bytes, until: float) -> None:
+        """It cannot be removed before then, and is not to be chosen."""
+        heapq.heappush(self._resting, (until, name))
 
     def leaves(self, name: bytes) -> bool:
         """Whether it is chosen or out."""
@@ -196,7 +202,7 @@ class Evictions:
         while self._left and next(iter(self._left.values()))[0] <= now:
             self._left.popitem(last=False)
         while self._resting and self._resting[0][0] <= now:
-            _, name = self._resting.popleft()
+            _, name = heapq.heappop(self._resting)
             if not self.leaves(name):
                 yield name
 
@@ -216,7 +222,7 @@ class Evictions:
 
     def _stays(self, name: bytes, leaving: _Leaving, now: float) -> None:
         self.nbytes -= leaving.nbytes
-        self._resting.append((now + self._rest_s, name))
+        self.rest(name, now + self._rest_s)
         self._news.append(News(name, leaving.generation, Fate.STAYS))
 
     def _lose(self, out: dict[bytes, _Leaving], now: float) -> None:

@@ -1,7 +1,8 @@
 """Keeps room in the store ahead of its own eviction, and gives up what is too old. A state machine, without I/O.
 
 The store's master says how much room there is and how much is used. In between, the directory tells what comes and
-goes. An entry counts for what it takes of a segment. Above the high watermark entries are chosen to go, until what would be left is no more than the low one.
+goes. An entry counts for what it takes of a segment. Above the high watermark entries are chosen to go, until what
+would be left is no more than the low one.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Room:
         self._rules = rules
         self._directory = directory
         self._scopes = scopes
+        self._lease_s = lease_ms / 1000
         self._shares = Shares(rules.quotas, POLICIES[rules.policy], scopes)
         self.evictions = Evictions(lease_ms=lease_ms, counts=counts)
         self.is_pinned: Callable[[bytes], bool] = _nothing_is_pinned
@@ -180,13 +182,20 @@ class Room:
             if excess <= rules.low * self.capacity or (victim := self._shares.choose()) is None:
                 self._making = False
                 return
-            reason = Reason.QUOTA if victim.borrowed else Reason.WATERMARK
-            excess -= self._choose(victim.name, reason)
+            entry = self._entry(victim.name)
+            if now < entry.created + self._lease_s:  # which its publisher took, to see that it is readable
+                evictions.rest(victim.name, entry.created + self._lease_s)
+            else:
+                excess -= self._choose(victim.name, Reason.QUOTA if victim.borrowed else Reason.WATERMARK)
 
-    def _choose(self, name: bytes, reason: Reason) -> int:
+    def _entry(self, name: bytes) -> Entry:
         entry = self._directory.entry(name)
         if entry is None:
             raise RuntimeError("the policy has an entry that the directory lacks")
+        return entry
+
+    def _choose(self, name: bytes, reason: Reason) -> int:
+        entry = self._entry(name)
         nbytes = allocated(entry.hit.nbytes)
         self.evictions.choose(name, entry.hit.generation, nbytes, reason)
         self._shares.leaving(name, nbytes)
