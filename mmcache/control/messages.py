@@ -27,6 +27,8 @@ MAX_MESSAGE_BYTES: Final = 1 << 20
 MAX_BATCH: Final = 4096
 """Most keys in one message."""
 MAX_INFO_BYTES: Final = 4096
+MAX_USES: Final = (1 << 31) - 1
+"""Most uses of one entry, and most misses, that one message tells of."""
 MAX_FIGURES: Final = 256
 """Most figures in one answer to an `Inspect`."""
 MAX_PUSH: Final = 512
@@ -239,6 +241,39 @@ class Lookup(_Message, frozen=True, tag=9):
     groups: Groups
 
 
+class Uses(_Part, frozen=True):
+    """How often keys of one scope were found: for each digest of an mm_hash a count. `scope` is the scope's digest.
+
+    Raises ValueError for digests and counts that are not as many.
+    """
+
+    scope: Digest
+    digests: Annotated[list[Digest], msgspec.Meta(min_length=1, max_length=MAX_BATCH)]
+    counts: Annotated[
+        list[Annotated[int, msgspec.Meta(ge=1, le=MAX_USES)]], msgspec.Meta(min_length=1, max_length=MAX_BATCH)
+    ]
+
+    def __post_init__(self) -> None:
+        if len(self.digests) != len(self.counts):
+            raise ValueError(f"{len(self.counts)} counts for {len(self.digests)} digests")
+
+
+class Used(_Message, frozen=True, tag=17):
+    """What was read since the last one, sent right before a heartbeat. It has no answer, and one that is lost is lost.
+
+    `missed` is how many keys were asked for and not found. Raises ValueError for more than MAX_BATCH digests in all.
+    """
+
+    term: U64
+    session: U64
+    groups: Annotated[list[Uses], msgspec.Meta(max_length=MAX_BATCH)]
+    missed: Annotated[int, msgspec.Meta(ge=0, le=MAX_USES)]
+
+    def __post_init__(self) -> None:
+        if sum(len(group.digests) for group in self.groups) > MAX_BATCH:
+            raise ValueError(f"more than {MAX_BATCH} digests in one message")
+
+
 class Goodbye(_Message, frozen=True, tag=10):
     """Ends the session at once: its claims pass on."""
 
@@ -308,6 +343,7 @@ ClientMessage = (
     | Invalidate
     | Follow
     | Abandon
+    | Used
 )
 
 

@@ -38,6 +38,7 @@ from mmcache.control.messages import (
     Report,
     Resend,
     Resolved,
+    Used,
     Welcome,
 )
 from mmcache.controller.announcements import LOCAL_PEER, Announcements, Asked
@@ -73,6 +74,7 @@ _SessionMessage = (
     | Invalidate
     | Follow
     | Abandon
+    | Used
 )
 
 
@@ -296,6 +298,7 @@ class ControllerCore:
             "removals": len(self.removals),
             **self.room.sizes(),
             **self.reconciliation.found,
+            **self._entries.accounts.figures(),
             **dict(sorted(self._counts.items())),
         }
 
@@ -377,6 +380,9 @@ class ControllerCore:
                 return None, ()
             case Report():
                 self._entries.report(message)
+                return None, ()
+            case Used():
+                self._entries.used(message)
                 return None, ()
             case Abandon():
                 return None, self._entries.abandon(session, message, now)

@@ -32,8 +32,10 @@ from mmcache.control.messages import (
     Renewed,
     Report,
     Unclaimed,
+    Used,
 )
 from mmcache.controller.abandonments import Abandonments, abandonment
+from mmcache.controller.accounts import Accounts, credible_ms
 from mmcache.controller.announcements import Announcements
 from mmcache.controller.answers import RESULT_BYTES, SURE_TO_FIT, count_results, cut, refused
 from mmcache.controller.capacity.evictions import Fate
@@ -46,6 +48,8 @@ from mmcache.controller.removals import Removals
 from mmcache.controller.sessions import Session
 from mmcache.key import DIGEST_BYTES, Scope, mm_digest
 
+MOST_USES: Final = (1 << 63) - 1
+"""An entry's uses are counted no further."""
 _TOO_MANY_SCOPES: Final = "there are as many scopes as this controller allows"
 
 
@@ -82,7 +86,8 @@ class Entries:
         self.scopes = {scope.digest: scope for scope in scopes}
         """By their digests; a key's name begins with one."""
         self._new_scopes: list[Scope] = []
-        self.directory = Directory(max_entries=limits.max_entries, removals=removals)
+        self.accounts = Accounts(self.scopes)
+        self.directory = Directory(max_entries=limits.max_entries, removals=removals, accounts=self.accounts)
         self.claims = Claims(
             claim_ms=limits.claim_ms,
             hold_ms=limits.hold_ms,
@@ -141,6 +146,8 @@ class Entries:
                     status = CommitStatus.REFUSED
                 elif entry.generation == generation:
                     hit, new = self.directory.enter(name, entry, session.name, now)
+                    if new:
+                        self.accounts.published(scope, entry.nbytes, credible_ms(entry.cost_ms))
                     found = CommitStatus.STORED if new else CommitStatus.DUPLICATE
                     status = CommitStatus.REFUSED if hit is None else found
                 elif entry.generation < generation:
@@ -183,6 +190,33 @@ class Entries:
         for missing in report.entries:
             dropped = self.directory.drop(missing.scope.digest + missing.digest, missing.revision)
             self._counts["missing.dropped" if dropped else "missing.stale"] += 1
+
+    def used(self, used: Used) -> None:
+        """Clients read these. What is known of them says what that spared; of what is not known nothing is."""
+        self.accounts.missed += used.missed
+        table = self._invalidations.table
+        unknown = 0
+        for group in used.groups:
+            scope = self.scopes.get(group.scope)
+            hits = nbytes = 0
+            saved_ms = 0.0
+            for digest, count in zip(group.digests, group.counts, strict=True):
+                name = group.scope + digest
+                entry = self.directory.entry(name) if scope is not None else None
+                if scope is None or entry is None or entry.hit.generation != table.generation(scope, digest):
+                    unknown += count
+                    continue
+                entry.uses = min(entry.uses + count, MOST_USES)
+                self.accessed(name, count)
+                hits += count
+                nbytes += count * entry.hit.nbytes
+                saved_ms += count * credible_ms(entry.cost_ms)
+            if hits:
+                self.accounts.used(group.scope, hits, nbytes, saved_ms)
+        self._count("used.unknown", unknown)
+
+    def accessed(self, name: bytes, count: int) -> None:
+        """An entry was read so many times."""
 
     def abandon(self, session: Session, abandon: Abandon, now: float) -> list[Wake]:
         """Have names invalidated that are of no use. The claims on them end then, and whoever waits asks again.

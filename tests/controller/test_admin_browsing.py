@@ -20,7 +20,7 @@ from serving import Serving, key_of
 
 from mmcache.control.channel import ControlChannel
 from mmcache.controller import server
-from mmcache.controller.admin.figures import SIZES, to_prometheus
+from mmcache.controller.admin.figures import COUNTS, SIZES, to_prometheus
 from mmcache.controller.limits import ControllerLimits
 from mmcache.controller.server import begin_term, volatile_store
 
@@ -116,12 +116,12 @@ def test_sessions_are_listed_on_from_any_of_them(tmp_path: Path, monkeypatch: py
 
 def test_figures_are_all_there_for_prometheus(tmp_path: Path) -> None:
     core, _ = begin_term(volatile_store())
-    assert list(core.stats()) == list(SIZES)
+    assert list(core.stats()) == [*SIZES, *COUNTS]
     core.count('odd"word\\')
     text = to_prometheus(core.stats(), calls=1, broken_token_files=2)
     assert 'mmcache_controller_events_total{event="odd\\"word\\\\"} 1\n' in text
     for line in text.splitlines():
-        assert re.fullmatch(r'# (HELP|TYPE) \S+ .+|[a-z_]+(\{event=".*"\})? \d+', line)
+        assert re.fullmatch(r'# (HELP|TYPE) \S+ .+|[a-z_]+(\{event=".*"\})? \d+(\.\d+)?', line)
     with AdminApi(tmp_path) as api, api.connect(VIEWER) as viewer:
         metrics = viewer.get("/metrics")
         assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
