@@ -67,6 +67,7 @@ class Service:
         self._channel = parts.channel
         self._reader = parts.reader
         self._publisher = parts.publisher
+        self._tally = parts.tally
         self._counters = parts.counters
         self._staging = staging
         self._freshness = freshness
@@ -267,7 +268,9 @@ class Service:
         if not wanted.item.claim:
             self._channel.abort([answer.token], AbortReason.UNWANTED)
             self._miss(wanted, ABSENT)
-        elif not self._table.grant(wanted, Claim(wanted.name.at(answer.generation, lineage=lineage), answer.token)):
+        elif self._table.grant(wanted, Claim(wanted.name.at(answer.generation, lineage=lineage), answer.token)):
+            self._tally.missed(1)
+        else:
             self._channel.abort([answer.token], AbortReason.UNWANTED)
 
     def _read_hits(self, acquired: _Acquired, hits: list[tuple[Wanted, Hit]]) -> None:
@@ -349,6 +352,7 @@ class Service:
     def _miss(self, wanted: Wanted, reason: str) -> None:
         if self._table.end(wanted, Missing(wanted.item.number, reason)):
             self._counters.add("agent.missing", reason=reason)
+            self._tally.missed(1)
 
     def _miss_all(self, some: Sequence[Wanted], reason: str) -> None:
         for wanted in some:

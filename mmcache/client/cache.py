@@ -63,6 +63,7 @@ class MMCache:
         self._attacher = self._parts.attacher
         self._channel = self._parts.channel
         self._reader = self._parts.reader
+        self._tally = self._parts.tally
         self._publisher = self._parts.publisher
         weakref.finalize(self, self._parts.end_unattended).atexit = False
 
@@ -114,6 +115,7 @@ class MMCache:
         wanted = self._reader.wanted(keys)
         if wanted is None:
             self._counters.add("miss", len(keys), reason="not_fresh")
+            self._tally.missed(len(set(keys)))
             self._complain("not_fresh")
             return [None] * len(keys)
         try:
@@ -121,6 +123,7 @@ class MMCache:
         except Exception as error:  # noqa: BLE001 - no fault of the cache may reach an engine; counted and logged
             self._survive(error)
             return [None] * len(keys)
+        self._tally.missed(len(batch.missing))
         for reason in batch.missing.values():
             self._complain(reason)
         found = batch.found
@@ -346,6 +349,7 @@ class MMCache:
             reader=self._reader,
             publisher=self._publisher,
             channel=self._channel,
+            tally=self._tally,
             counters=self._counters,
             timeouts=timeouts,
             compute=compute,
@@ -377,6 +381,7 @@ class MMCache:
     ) -> list[Embedding]:
         """What the caller computed for itself, checked as if it were to be published."""
         self._counters.add("computed", len(keys))
+        self._tally.missed(len(keys))
         return [
             self._publisher.prepare(_unnamed(key), value, meta=meta).as_embedding()
             for key, value in zip(keys, values, strict=True)

@@ -27,6 +27,7 @@ from mmcache.control.messages import (
     Unclaimed,
     Waiting,
 )
+from mmcache.control.tally import Tally
 from mmcache.errors import ControllerUnavailable, DeadlineExceeded, InvalidEntry, LifecycleError
 from mmcache.key import EmbeddingKey
 from mmcache.metrics import Counters
@@ -77,6 +78,7 @@ class Computation:
         reader: Reader,
         publisher: Publisher,
         channel: ControlChannel,
+        tally: Tally,
         counters: Counters,
         timeouts: Timeouts,
         compute: ComputeMany,
@@ -88,6 +90,7 @@ class Computation:
         self._reader = reader
         self._publisher = publisher
         self._channel = channel
+        self._tally = tally
         self._counters = counters
         self._timeouts = timeouts
         self._compute = compute
@@ -217,6 +220,7 @@ class Computation:
 
     def _compute_all(self, tasks: Sequence[_Task]) -> None:
         """Compute in batches, and publish each batch before the next, so that others wait no longer than they must."""
+        self._tally.missed(len(tasks))
         for start in range(0, len(tasks), self._batch):
             self._compute_batch(tasks[start : start + self._batch])
 

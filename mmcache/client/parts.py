@@ -19,6 +19,7 @@ from mmcache.client.reads import Reader
 from mmcache.config import Settings
 from mmcache.control.channel import ControlChannel
 from mmcache.control.curve import client_keys
+from mmcache.control.tally import Tally
 from mmcache.errors import ControllerUnavailable
 from mmcache.metrics import Counters
 from mmcache.store.binding import prepare_for_exit
@@ -41,6 +42,7 @@ class Parts:
         self.settings = settings
         self.process = os.getpid()
         self.counters = Counters()
+        self.tally = Tally(self.counters)
         self.io = IoThreads(client.io_threads)
         self.attacher = Attacher(
             lambda: MooncakeStore.from_settings(
@@ -55,6 +57,7 @@ class Parts:
             name=name,
             serves_stale=client.on_stale == "serve",
             keys=keys,
+            tally=self.tally,
             counters=self.counters,
         )
         self.notices = Notices(self.counters)
@@ -64,6 +67,7 @@ class Parts:
             channel=self.channel,
             attacher=self.attacher,
             health=self.health,
+            tally=self.tally,
             counters=self.counters,
             verify=client.verify,
             local_entries=client.local_entries,

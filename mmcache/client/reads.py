@@ -23,6 +23,7 @@ from mmcache.client.transfers import Arrival, Transfer, Transfers
 from mmcache.control.channel import AbandonEntry, ControlChannel
 from mmcache.control.messages import AbandonReason
 from mmcache.control.replica import Replica
+from mmcache.control.tally import Tally
 from mmcache.entry import EntryHeader
 from mmcache.errors import (
     CORRUPT_REASONS,
@@ -105,6 +106,7 @@ class Reader:
         channel: ControlChannel,
         attacher: Attacher,
         health: StoreHealth,
+        tally: Tally,
         counters: Counters,
         verify: Literal["full", "prefix"],
         local_entries: bool,
@@ -114,6 +116,7 @@ class Reader:
         self._channel = channel
         self._attacher = attacher
         self._health = health
+        self._tally = tally
         self._counters = counters
         self._transfers = Transfers(io=io, attacher=attacher, health=health, verify=verify)
         self._local_entries = local_entries
@@ -143,12 +146,13 @@ class Reader:
         return [names[key] for key in keys]
 
     def read(self, wanted: Sequence[NamedKey], *, expect: Expectation | None, deadline: float) -> ReadBatch:
-        """Read each distinct name once."""
+        """Read each distinct name once. What is found is tallied; what is not, its caller may have by other ways."""
         batch = ReadBatch(expect, deadline)
         remote = self._take_local(wanted, batch)
         while remote:
             again = self._read_once(remote, batch)
             remote = self._take_local(again, batch) if again else {}
+        self._tally.found([embedding.key for embedding in batch.found.values()])
         local = len(batch.found) - batch.from_store
         if local:
             self._counters.add("hit", local, reason="local")

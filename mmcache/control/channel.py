@@ -43,6 +43,7 @@ from mmcache.key import EmbeddingKey
 from mmcache.selector import Selector
 
 if TYPE_CHECKING:
+    from mmcache.control.tally import Tally
     from mmcache.metrics import Counters
 
 __all__ = ["AbandonEntry", "Acquisition", "CommitEntry", "ControlChannel", "SessionView"]
@@ -70,6 +71,7 @@ class ControlChannel:
         name: labels this client for people; 1 to 128 characters.
         serves_stale: whether it reads by what it knew last, however long ago. No invalidation waits for it then.
         keys: None: without CURVE. See `control.curve.client_keys`.
+        tally: of what this client reads, for the controller.
         counters: counts sessions, losses, ignored messages and claims under names that begin with `control.`.
 
     Raises (every method): LifecycleError in a child after fork. Calls with an answer also raise LifecycleError before
@@ -84,6 +86,7 @@ class ControlChannel:
         name: str,
         serves_stale: bool = False,
         keys: ClientKeys | None = None,
+        tally: Tally | None = None,
         counters: Counters | None = None,
     ) -> None:
         if not 1 <= len(name) <= 128:
@@ -94,7 +97,7 @@ class ControlChannel:
         self._serves_stale = serves_stale
         hello = Hello(PROTOCOL_VERSION, name, socket.gethostname()[:512], os.getpid(), serves_stale=serves_stale)
         session = Session(hello, random=random.random, counters=counters)
-        self._link = Link(address, session, keys=keys, counters=counters)
+        self._link = Link(address, session, keys=keys, tally=tally, counters=counters)
         # the thread keeps the link alive, not the channel, so a channel that is dropped, or still open at exit, ends
         self._end = weakref.finalize(self, _stop, self._link, self._process)
 

@@ -23,6 +23,8 @@ from mmcache.control.exchange import Exchange
 from mmcache.control.messages import (
     MAX_MESSAGE_BYTES,
     ClientMessage,
+    Goodbye,
+    Heartbeat,
     MalformedMessage,
     decode_from_controller,
     encode,
@@ -42,6 +44,7 @@ from mmcache.control.session import (
 from mmcache.selector import Selector
 
 if TYPE_CHECKING:
+    from mmcache.control.tally import Tally
     from mmcache.metrics import Counters
 
 _log = logging.getLogger(__name__)
@@ -90,11 +93,18 @@ class Link:
         address: the controller's, `tcp://host:port`.
         session: not started yet.
         keys: None: without CURVE.
+        tally: told with each heartbeat, and with the goodbye.
         counters: counts malformed frames, lost connections and internal errors.
     """
 
     def __init__(
-        self, address: str, session: Session, *, keys: ClientKeys | None = None, counters: Counters | None = None
+        self,
+        address: str,
+        session: Session,
+        *,
+        keys: ClientKeys | None = None,
+        tally: Tally | None = None,
+        counters: Counters | None = None,
     ) -> None:
         self.view: SessionView | None = None
         """The session as last confirmed. Any thread may read it; it is fresh only before its `fresh_until`."""
@@ -107,6 +117,7 @@ class Link:
         self._address = address
         self._session = session
         self._keys = keys
+        self._tally = tally
         self._counters = counters
         self._alarm = _Alarm()
         self._commands: deque[Callable[[], None]] = deque()
@@ -285,6 +296,8 @@ class Link:
                 case Connect():
                     self._connect()
                 case Send(message):
+                    if isinstance(message, Heartbeat | Goodbye):
+                        self._tell_uses(message.term, message.session)
                     self._send(message)
                 case Began(view):
                     self.connected = True
@@ -353,6 +366,13 @@ class Link:
                 self._socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:  # nobody is connected
             self._broken = True
+
+    def _tell_uses(self, term: int, session: int) -> None:
+        """Tell what is tallied, but where it is likely that nobody hears of it: then it is kept."""
+        if self._tally is None or self._socket is None or self.in_doubt:
+            return
+        if self._socket.poll(0, zmq.POLLOUT) and (used := self._tally.take(term, session)) is not None:
+            self._send(used)
 
     def _end(self) -> None:
         self.connected = False

@@ -53,6 +53,23 @@ def test_of_two_that_ask_one_encodes_and_the_other_waits_for_its_result(engines:
     assert torch.equal(other.embedding(waiting, ready), embedding_of(1))
 
 
+def test_what_engines_read_and_what_they_encode_reaches_the_controllers_accounts(fresh_serving: Serving) -> None:
+    with ServedEngine(fresh_serving) as one, ServedEngine(fresh_serving) as other:
+        assert one.ask_and_encode("told", embedding_of(1)).status == "stored"
+        for _ in range(2):
+            item = other.ask("told")
+            other.expect(item, Ready)
+        assert other.missing(other.ask("nobody has it", claim=False)) == "absent"
+
+        def told() -> tuple[int, int]:
+            figures = one.cache._channel.inspect(deadline=time.monotonic() + 60)
+            return figures["hits"], figures["missed"]
+
+        wait_until(
+            lambda: told() == (2, 2), timeout=60, what="two hits, and a miss that was encoded and one that was not"
+        )
+
+
 def test_a_claim_that_is_dropped_passes_to_whowaits(engines: list[ServedEngine]) -> None:
     one, other = engines
     item = one.ask("passed on")
