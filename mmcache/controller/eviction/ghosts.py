@@ -9,21 +9,28 @@ import xxhash
 
 MOST_TRIMMED: Final = 64
 """So many are forgotten at once, however much there is too much: a few for each one that leaves are soon enough."""
+HASH_BYTES: Final = 8
+TAKEN: Final = bytes(HASH_BYTES)
+"""Stands where a name was that came back."""
 
 
 class Ghosts:
     """What left last, so many bytes and names of it. First in, first out.
 
-    A name is known by a 60-bit hash: two that share one cost a place in the wrong queue. Who came back is forgotten,
-    but takes its room until all that left before it is forgotten, too.
+    A name is known by a 64-bit hash: two that share one cost a place in the wrong queue. Hashes are on 16,384 shelves by
+    how they begin, so that one of a million is searched for among sixty. On each shelf, as on all together, what left
+    first is in front. Who came back is forgotten, but takes its room until all that left before it is forgotten, too.
+
+    All is in plain bytes and arrays, 20 bytes a name, which the garbage collector does not walk. (A set of integers
+    takes four times as much.)
     """
 
-    __slots__ = ("_first", "_known", "_left", "_sizes", "nbytes")
+    __slots__ = ("_first", "_left", "_shelves", "_sizes", "nbytes")
 
     def __init__(self) -> None:
-        self._known: set[int] = set()
-        # In the order in which they left, from `_first` on. Arrays: nothing for the garbage collector to walk.
-        self._left = array("Q")
+        self._shelves: dict[int, bytearray] = {}
+        # Of each in the order in which they left, from `_first` on: its shelf, and its size.
+        self._left = array("H")
         self._sizes = array("q")
         self._first = 0
         self.nbytes = 0
@@ -34,29 +41,44 @@ class Ghosts:
 
     def add(self, name: bytes, nbytes: int) -> None:
         """An entry left. `trim` follows."""
-        ghost = xxhash.xxh3_64_intdigest(name) >> 4
-        self._known.add(ghost)
-        self._left.append(ghost)
+        ghost = xxhash.xxh3_64_digest(name)
+        number = _shelf_of(ghost)
+        shelf = self._shelves.get(number)
+        if shelf is None:
+            self._shelves[number] = bytearray(ghost)
+        else:
+            shelf += ghost
+        self._left.append(number)
         self._sizes.append(nbytes)
         self.nbytes += nbytes
 
     def take(self, name: bytes) -> bool:
         """Whether the name left lately; it is forgotten."""
-        ghost = xxhash.xxh3_64_intdigest(name) >> 4
-        if ghost in self._known:
-            self._known.remove(ghost)
-            return True
-        return False
+        ghost = xxhash.xxh3_64_digest(name)
+        shelf = self._shelves.get(_shelf_of(ghost))
+        if shelf is None or (place := shelf.find(ghost)) < 0 or place % HASH_BYTES:
+            return False
+        shelf[place : place + HASH_BYTES] = TAKEN
+        return True
 
     def trim(self, most_bytes: float, most: int) -> None:
         """Forget the oldest beyond so many bytes, or so many names, a bounded number at once."""
         for _ in range(MOST_TRIMMED):
             if not len(self) or (self.nbytes <= most_bytes and len(self) <= most):
                 break
-            self._known.discard(self._left[self._first])
+            number = self._left[self._first]
+            shelf = self._shelves[number]
+            if len(shelf) > HASH_BYTES:
+                del shelf[:HASH_BYTES]
+            else:
+                del self._shelves[number]
             self.nbytes -= self._sizes[self._first]
             self._first += 1
         if self._first > 1024 and 8 * self._first > len(self):
             del self._left[: self._first]
             del self._sizes[: self._first]
             self._first = 0
+
+
+def _shelf_of(ghost: bytes) -> int:
+    return ghost[0] << 6 | ghost[1] >> 2

@@ -54,8 +54,7 @@ class S3FifoModel(LruModel):
         super().__init__()
         self.uses: dict[bytes, int] = {}
         self.main: set[bytes] = set()
-        self.ghosts: list[tuple[bytes, int]] = []
-        self.known_ghosts: set[bytes] = set()
+        self.ghosts: list[tuple[bytes | None, int]] = []
         self.fills_main = True
 
     def insert(self, name: bytes, nbytes: int, cost_ms: float) -> None:
@@ -68,8 +67,10 @@ class S3FifoModel(LruModel):
         small, both = self.queued()
         self.order.append(name)
         self.uses[name] = 0
-        if name in self.known_ghosts:
-            self.known_ghosts.remove(name)
+        left = [ghost for ghost, _ in self.ghosts]
+        if name in left:
+            place = left.index(name)
+            self.ghosts[place] = (None, self.ghosts[place][1])
             self.promote(name)
         elif self.fills_main and small > 0.1 * both:
             self.promote(name)
@@ -92,12 +93,11 @@ class S3FifoModel(LruModel):
             self.main.remove(name)
         else:
             self.ghosts.append((name, nbytes))
-            self.known_ghosts.add(name)
         while self.ghosts and (
             len(self.ghosts) > len(self.sizes)
             or sum(nbytes for _, nbytes in self.ghosts) > 0.9 * sum(self.sizes.values())
         ):
-            self.known_ghosts.discard(self.ghosts.pop(0)[0])
+            self.ghosts.pop(0)
 
     def choose(self) -> bytes | None:
         for passed in range(MOST_PASSED_OVER + 1):
@@ -143,7 +143,7 @@ class S3FifoModel(LruModel):
 class S3CostModel(S3FifoModel):
     """Ranks are numbers, and the least goes; among equals the one that was ranked first."""
 
-    MOST_USES = 7
+    MOST_USES = 3
 
     def __init__(self) -> None:
         super().__init__()
