@@ -8,7 +8,7 @@ from typing import Final
 
 from mmcache.controller.eviction.s3fifo import SMALL, SmallFirst
 
-MOST_USES: Final = 7
+MOST_USES: Final = 3
 LEAST_COST_MS: Final = 0.001
 MOST_COST_MS: Final = 3_600_000.0
 MOST_OCTAVES: Final = 4
