@@ -119,7 +119,7 @@ class Quotas(_Rules, frozen=True):
         for field in _QUOTA_FIELDS:
             share = sum(quota.share or 0.0 for quota in quotas if quota.field == field)
             if share > 1 + 1e-9:
-                raise BadValue(f"has {field}s with {share:.0%} of the capacity together; at most 100% is there")
+                raise BadValue(f"has {field}s with {100 * share:g}% of the capacity together; at most 100% is there")
         return texts
 
 

@@ -48,6 +48,7 @@ MAX_FILE_BYTES: Final = 1 << 20
 
 CONFIG_VARIABLE: Final = "MMCACHE_CONFIG"
 _PREFIX: Final = "MMCACHE_"
+_LOW_WATERMARK: Final = 0.85
 
 
 class _Incomplete(ConfigError):
@@ -188,7 +189,7 @@ class ControllerSettings(_Section, frozen=True, kw_only=True):
     """What goes when room is needed; see docs/capacity.md."""
     high_watermark: Annotated[float, Share()] = 0.9
     """Once so much of the store's capacity is used, entries are removed, until it is no more than `low_watermark`."""
-    low_watermark: Annotated[float, Share()] = 0.85
+    low_watermark: Annotated[float, Share()] = _LOW_WATERMARK
     quotas: Annotated[tuple[str, ...], Quotas()] = ()
     """Room that tenants and models are sure of, and may exceed while there is some that nobody needs: such as
     `tenant=acme 20GiB` or `model=qwen 30%`."""
@@ -209,7 +210,7 @@ class ControllerSettings(_Section, frozen=True, kw_only=True):
         if self.low_watermark > self.high_watermark:
             low, high = f"{self.low_watermark:g}", f"{self.high_watermark:g}"
             message = f"controller.low_watermark is {low}, and must not be above controller.high_watermark, {high}"
-            given = "low" if self.low_watermark != ControllerSettings.low_watermark else "high"
+            given = "low" if self.low_watermark != _LOW_WATERMARK else "high"
             raise _Incomplete(f"controller.{given}_watermark", message)
 
 
