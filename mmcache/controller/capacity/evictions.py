@@ -134,7 +134,7 @@ class Evictions:
         nbytes = 0
         for table in (self._chosen, self._out, self._unsure):
             if (leaving := table.get(name)) is not None:
-                nbytes = leaving.nbytes
+                nbytes += leaving.nbytes  # an older generation, which has none any more, may be out besides
                 table[name] = leaving._replace(nbytes=0)
         self._chosen.pop(name, None)
         self.nbytes -= nbytes
@@ -173,6 +173,8 @@ class Evictions:
 
     def done(self, outcomes: Sequence[Outcome], now: float) -> None:
         """What came of what was taken, in that order. Raises ValueError for another number of them."""
+        if len(outcomes) != len(self._out):
+            raise ValueError(f"outcomes: {len(outcomes)} for {len(self._out)} removals")
         out, self._out, self._wait_until = self._out, {}, None
         unknown: dict[bytes, _Leaving] = {}
         for (name, leaving), outcome in zip(out.items(), outcomes, strict=True):

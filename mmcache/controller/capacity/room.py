@@ -7,7 +7,6 @@ would be left is no more than the low one.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -101,6 +100,10 @@ class Room:
 
     # What others tell
 
+    def has_room_for(self, nbytes: int) -> bool:
+        """Whether an object of so many bytes can be in the store at all."""
+        return not self.capacity or nbytes <= self.capacity
+
     def accessed(self, name: bytes, count: int) -> None:
         """Readers have read an entry so often."""
         self._shares.access(name, count)
@@ -149,10 +152,10 @@ class Room:
 
     def next_deadline(self, now: float) -> float | None:
         """When `tick` has something to do next; `now`: at once."""
-        if (self._making and self.evictions.chosen < MOST_CHOSEN) or self._to_age is not None:
+        if (self._making or self._to_age is not None) and self.evictions.chosen < MOST_CHOSEN:
             return now
         due = self.evictions.next_deadline()
-        ages = self._next_pass if self._rules.ages else None
+        ages = self._next_pass if self._rules.ages and self._to_age is None else None
         return min((at for at in (due, ages) if at is not None), default=None)
 
     def sizes(self) -> dict[str, int]:
@@ -170,7 +173,7 @@ class Room:
             self._shares.put_back(name)
 
     def _make_room(self, now: float) -> None:
-        if self._measured_at is None or now > self._measured_at + MEASURE_LASTS_S:
+        if not self.capacity or self._measured_at is None or now > self._measured_at + MEASURE_LASTS_S:
             self._making = False
             return
         rules, evictions = self._rules, self.evictions
@@ -202,27 +205,27 @@ class Room:
         return nbytes
 
     def _give_up_old(self, now: float) -> None:
-        """Go on with a pass over all entries."""
+        """Go on with a pass over all entries; while too many are chosen, it stands still."""
         if self._to_age is None:
             if now < self._next_pass:
                 return
             self._to_age = self._directory.names()
             lowest = min(rule.seconds for rule in self._rules.ages)
             self._next_pass = now + max(LEAST_PASS_S, AGES_EVERY * lowest)
-        looked_at = 0
-        for name in itertools.islice(self._to_age, CHOSEN_AT_ONCE):
-            looked_at += 1
+        for _ in range(CHOSEN_AT_ONCE):
+            if self.evictions.chosen >= MOST_CHOSEN:
+                return
+            if (name := next(self._to_age, None)) is None:
+                self._to_age = None
+                return
             entry = self._directory.entry(name)
             if (
                 entry is not None
                 and (most := self._most_age(name[:DIGEST_BYTES])) is not None
                 and now - entry.created > most
-                and self.evictions.chosen < MOST_CHOSEN
                 and self._shares.set_aside(name)
             ):
                 self._choose(name, Reason.AGE)
-        if looked_at < CHOSEN_AT_ONCE:
-            self._to_age = None
 
     def _most_age(self, digest: bytes) -> float | None:
         if digest not in self._age_of_scope:
