@@ -202,7 +202,7 @@ class ControllerCore:
     def take_removals(self, now: float) -> list[str]:
         """The store's names of the next batch to be removed; none: nothing is to be done now. `removed` follows."""
         evictions = self.room.evictions
-        outdated = self.removals.take(now, BATCH // 2 if evictions.chosen else BATCH)
+        outdated = self.removals.take(now, BATCH // 2 if len(evictions) else BATCH)
         self._removals_out = len(outdated)
         evicted = evictions.take(BATCH - len(outdated), now)
         self._wakes += self._entries.settle_removals(now)
@@ -266,7 +266,7 @@ class ControllerCore:
         wakes += self._entries.claims.expire(now)
         self._entries.sweep(SWEPT_AT_ONCE)
         self.room.tick(now)
-        wakes += self._wakes
+        wakes += [wake for wake in self._wakes if self._sessions.find(wake.session) is not None]
         wakes += self._entries.settle_removals(now)
         self._wakes = []
         self._settled = now
