@@ -38,6 +38,7 @@ MAX_REASON: Final = 512
 
 Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 U64 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+ObjectBytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 47)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=86_400_000)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
@@ -126,7 +127,7 @@ class Commitment(_Part, frozen=True, gc=False):
     mm_hash: str
     generation: U64
     token: U64
-    nbytes: U64
+    nbytes: ObjectBytes
     cost_ms: Annotated[float, msgspec.Meta(ge=0.0, le=sys.float_info.max)]
     info: Info
 

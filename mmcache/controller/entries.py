@@ -142,7 +142,9 @@ class Entries:
                 name = scope + digest
                 generation = table.generation(group.scope, digest)
                 hit: Hit | None = None
-                if entry.generation == generation and self._may_be_gone(name, entry, now):
+                if entry.generation == generation and (
+                    not self.room.has_room_for(entry.nbytes) or self._may_be_gone(name, entry, now)
+                ):
                     status = CommitStatus.REFUSED
                 elif entry.generation == generation:
                     hit, new = self.directory.enter(name, entry, session.name, now)
