@@ -76,6 +76,8 @@ class Reaper:
         self._child: ReaperChild | None = None
         self._attached = False
         self._events: Counter[str] = Counter()
+        self._scaled = False
+        """Whether the quotas were more than the capacity when it was measured last."""
         self._troubles: dict[str, str] = {}
         """What was logged last of removals and listings, and is so still."""
         self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -138,11 +140,18 @@ class Reaper:
             self._complain(_MEASURES, "gets no answer from the store's master")
             return False
         try:
-            lost = self._in_core(functools.partial(_measured, memory))
+            lost, scaled = self._in_core(functools.partial(_measured, memory))
         except (MailboxFull, FutureTimeout) as error:
             self._complain(_MEASURES, f"failed: {error or 'the controller has no time'}")
             return False
         self._all_is_well(_MEASURES)
+        if scaled and not self._scaled:
+            _log.warning(
+                "the quotas (controller.quotas) are more together than the store's %.3g GiB: each counts for less, in "
+                "proportion. Lower them, or lend the store more memory",
+                memory.capacity / 2**30,
+            )
+        self._scaled = scaled
         return lost
 
     def _turn(self, outcomes: list[Outcome] | None) -> list[str]:
@@ -263,8 +272,9 @@ def _begin(core: ControllerCore, _now: float) -> str:
     return core.lineage
 
 
-def _measured(memory: launch.Memory, core: ControllerCore, now: float) -> bool:
-    return core.room.measured(memory.capacity, memory.used, now)
+def _measured(memory: launch.Memory, core: ControllerCore, now: float) -> tuple[bool, bool]:
+    lost = core.room.measured(memory.capacity, memory.used, now)
+    return lost, core.room.scaled
 
 
 def _saw(records: bytes, core: ControllerCore, _now: float) -> None:
