@@ -167,7 +167,8 @@ class Evictions:
             return []
         for table in (self._unsure, self._chosen):
             for name in list(islice(table, most - len(self._out))):
-                self._out[name] = table.pop(name)
+                if name not in self._out:  # an older generation goes first
+                    self._out[name] = table.pop(name)
         self._wait_until = now + WAIT_S if self._out else None
         return [(name, leaving.generation) for name, leaving in self._out.items()]
 
