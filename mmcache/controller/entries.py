@@ -209,16 +209,13 @@ class Entries:
                     unknown += count
                     continue
                 entry.uses = min(entry.uses + count, MOST_USES)
-                self.accessed(name, count)
+                self.room.accessed(name, count)
                 hits += count
                 nbytes += count * entry.hit.nbytes
                 saved_ms += count * credible_ms(entry.cost_ms)
             if hits:
                 self.accounts.used(group.scope, hits, nbytes, saved_ms)
         self._count("used.unknown", unknown)
-
-    def accessed(self, name: bytes, count: int) -> None:
-        """An entry was read so many times."""
 
     def abandon(self, session: Session, abandon: Abandon, now: float) -> list[Wake]:
         """Have names invalidated that are of no use. The claims on them end then, and whoever waits asks again.

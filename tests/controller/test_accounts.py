@@ -141,7 +141,7 @@ def test_what_clients_read_is_added_up_with_what_it_would_have_cost(client: Clie
     publish(client, "b", 200, 0.5)
     client.commit("a")
     accessed: list[tuple[bytes, int]] = []
-    world.core._entries.accessed = lambda name, count: accessed.append((name, count))  # type: ignore[method-assign]
+    world.core.room.accessed = lambda name, count: accessed.append((name, count))  # type: ignore[method-assign]
     tell(client, {"a": 3, "b": 4, "nobody has it": 9}, missed=2)
     tell(client, {"a": 1}, missed=5)
     figures = ("entries", "bytes", "hits", "missed", "hit_bytes", "saved_ms")
