@@ -53,7 +53,7 @@ def test_every_key_stands_once_at_the_index_that_its_batch_names(scopes: list[in
 
 def test_the_largest_messages_and_their_largest_answers_fit_into_a_frame() -> None:
     keys = [longest_key(number) for number in range(3 * KEYS_PER_MESSAGE)]
-    entries = [CommitEntry(key, LARGEST, LARGEST, LARGEST, 1e300, bytes(MAX_INFO_BYTES)) for key in keys]
+    entries = [CommitEntry(key, LARGEST, LARGEST, 1 << 47, 1e300, bytes(MAX_INFO_BYTES)) for key in keys]
     hits = [Hit(LARGEST, LARGEST, LARGEST, bytes(MAX_INFO_BYTES))] * KEYS_PER_MESSAGE
     for message in (
         *(Acquire(LARGEST, LARGEST, LARGEST, 1, groups) for groups, _ in key_batches(keys)),
