@@ -73,10 +73,16 @@ class TransferBinding(Protocol):
     def register_memory(self, address: int, nbytes: int, /) -> int:
         """Allow memory of our own to be read into; TCP does not ask for it."""
 
-    def batch_transfer_sync_read(
+    def batch_transfer_async_read(
         self, endpoint: str, addresses: list[int], remote_addresses: list[int], sizes: list[int], /
     ) -> int:
-        """Read from another process's memory: all, or nobody knows. It refuses what is not lent."""
+        """Begin to read from another process's memory; returns its number, 0 or -1 as of 64 bits: it could not begin.
+
+        It refuses what is not lent.
+        """
+
+    def get_batch_transfer_status(self, numbers: list[int], /) -> int:
+        """Wait for these, a core busy with it, and forget them. 0: all was read; else nobody knows what was."""
 
 
 _GLOG_FATAL: Final = 3

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import mmap
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from ctypes import addressof, c_char
 from typing import Annotated, Final, NamedTuple
 
@@ -21,7 +22,12 @@ from mmcache.errors import StoreUnavailable
 from mmcache.store.binding import new_transfer_engine
 
 MOST: Final = 256
-"""Objects at once."""
+"""Objects in one piece."""
+AHEAD: Final = 2
+"""Pieces whose transfers are under way while one is looked at."""
+_REGION_BYTES: Final = MOST * PREFIX_BYTES
+_NOT_BEGUN: Final = (0, (1 << 64) - 1)
+"""What stands for a transfer that could not begin: refused, or to an owner that cannot be reached."""
 _MOST_ANSWER_BYTES: Final = 1 << 20
 _Address = Annotated[int, msgspec.Meta(gt=0)]
 
@@ -31,6 +37,21 @@ class Prefix(NamedTuple):
 
     content: bytes
     nbytes: int
+
+
+class _Transfer(NamedTuple):
+    """Of those objects of a piece that one owner has, into its region."""
+
+    number: int
+    positions: list[int]
+
+
+class _Piece(NamedTuple):
+    """One whose transfers have begun."""
+
+    places: Sequence[_Place | None]
+    region: int
+    transfers: list[_Transfer]
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -70,31 +91,55 @@ class PrefixReader:
         self._engine = new_transfer_engine()
         if code := self._engine.initialize(settings.hostname, settings.metadata, settings.protocol, settings.devices):
             raise StoreUnavailable(f"Mooncake's transfer engine does not begin ({code}): see store.protocol, .devices")
-        self._memory = mmap.mmap(-1, MOST * PREFIX_BYTES)
+        self._memory = mmap.mmap(-1, (AHEAD + 1) * _REGION_BYTES)
         self._address = addressof(c_char.from_buffer(self._memory))
         if code := self._engine.register_memory(self._address, len(self._memory)):
             raise StoreUnavailable(f"Mooncake's transfer engine takes no memory ({code})")
 
-    def read(self, names: Sequence[str]) -> list[Prefix | None]:
-        """Of at most MOST objects; None for one that is not there, shorter than a prefix, or could not be read.
+    def read(self, pieces: Iterable[Sequence[str]]) -> Iterator[list[Prefix | None]]:
+        """Piece by piece of at most MOST names; None for one that is not there, shorter than a prefix, or could not be
+        read.
 
-        Waits for as long as an owner hangs. Raises StoreUnavailable: the master gives no answer.
+        AHEAD further pieces are taken, and their transfers begun, before one is given. Waits for as long as an owner
+        hangs. Raises StoreUnavailable: the master gives no answer.
         """
+        begun: deque[_Piece] = deque()
+        try:
+            for number, names in enumerate(pieces):
+                begun.append(self._begin(names, number % (AHEAD + 1) * _REGION_BYTES))
+                if len(begun) > AHEAD:
+                    yield self._end(begun.popleft())
+            while begun:
+                yield self._end(begun.popleft())
+        finally:
+            while begun:
+                self._end(begun.popleft())
+
+    def _begin(self, names: Sequence[str], region: int) -> _Piece:
         places = self._places(names)
         by_endpoint: dict[str, list[int]] = {}
         for position, place in enumerate(places):
             if place is not None:
                 by_endpoint.setdefault(place.endpoint, []).append(position)
-        prefixes: list[Prefix | None] = [None] * len(names)
+        transfers: list[_Transfer] = []
         for endpoint, positions in by_endpoint.items():
-            there = [place for position in positions if (place := places[position]) is not None]
-            addresses = [self._address + PREFIX_BYTES * position for position in positions]
+            there = [place.address for position in positions if (place := places[position]) is not None]
+            addresses = [self._address + region + PREFIX_BYTES * position for position in positions]
             sizes = [PREFIX_BYTES] * len(positions)
-            if self._engine.batch_transfer_sync_read(endpoint, addresses, [one.address for one in there], sizes):
+            number = self._engine.batch_transfer_async_read(endpoint, addresses, there, sizes)
+            if number not in _NOT_BEGUN:
+                transfers.append(_Transfer(number, positions))
+        return _Piece(places, region, transfers)
+
+    def _end(self, piece: _Piece) -> list[Prefix | None]:
+        prefixes: list[Prefix | None] = [None] * len(piece.places)
+        for number, positions in piece.transfers:
+            if self._engine.get_batch_transfer_status([number]):
                 continue
-            for position, place in zip(positions, there, strict=True):
-                start = PREFIX_BYTES * position
-                prefixes[position] = Prefix(self._memory[start : start + PREFIX_BYTES], place.size)
+            for position in positions:
+                if (place := piece.places[position]) is not None:
+                    start = piece.region + PREFIX_BYTES * position
+                    prefixes[position] = Prefix(self._memory[start : start + PREFIX_BYTES], place.size)
         return prefixes
 
     def _places(self, names: Sequence[str]) -> list[_Place | None]:

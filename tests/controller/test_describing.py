@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mmcache.config import StoreSettings
 from mmcache.controller.reaper.describing import Describer, description
-from mmcache.controller.reaper.messages import MAX_MESSAGE_BYTES, Described, encode
+from mmcache.controller.reaper.messages import MAX_MESSAGE_BYTES, Describe, encode
+from mmcache.controller.reconciliation import RECORD
 from mmcache.entry import PREFIX_BYTES, EntryHeader, decode_info, encode_prefix, lay_out
 from mmcache.errors import StoreUnavailable
 from mmcache.key import EmbeddingKey, store_name
-from mmcache.store.prefixes import Prefix
+from mmcache.store.prefixes import AHEAD, Prefix
 
 LINEAGE = "0a1b"
 KEY = EmbeddingKey("m", "1", "item", lora="l", modality="video", tenant="t")
@@ -28,16 +32,18 @@ def prefix_of(header: EntryHeader) -> bytes:
     return encode_prefix(header, payload_nbytes=PAYLOAD_BYTES, payload_checksum=1)
 
 
-def read(content: bytes, nbytes: int = PREFIX_BYTES + PAYLOAD_BYTES, name: str = "", **of: object) -> object:
-    return description(name or store_name(KEY, lineage=LINEAGE, generation=7), Prefix(content, nbytes), LINEAGE)
+def digests_of(key: EmbeddingKey) -> bytes:
+    return key.scope.digest + key.mm_digest
+
+
+def read(
+    content: bytes, nbytes: int = PREFIX_BYTES + PAYLOAD_BYTES, *, key: EmbeddingKey = KEY, generation: int = 7
+) -> object:
+    return description(digests_of(key), generation, Prefix(content, nbytes))
 
 
 def test_a_prefix_tells_all_that_a_commit_would_have() -> None:
-    one = description(
-        store_name(KEY, lineage=LINEAGE, generation=7),
-        Prefix(prefix_of(header_of(tokens=5)), PREFIX_BYTES + PAYLOAD_BYTES),
-        LINEAGE,
-    )
+    one = description(digests_of(KEY), 7, Prefix(prefix_of(header_of(tokens=5)), PREFIX_BYTES + PAYLOAD_BYTES))
     assert one is not None
     assert (one.producer, one.created_ns) == ("encoder", 1_700_000_000_000_000_000)
     entry = one.entry
@@ -61,17 +67,11 @@ def test_any_bytes_are_an_entry_or_none(content: bytes, nbytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        store_name(KEY, lineage=LINEAGE, generation=6),
-        store_name(KEY, lineage="0a1c", generation=7),
-        store_name(EmbeddingKey("m", "1", "other"), lineage=LINEAGE, generation=7),
-        store_name(EmbeddingKey("m", "1", "item"), lineage=LINEAGE, generation=7),
-        "anything",
-    ],
+    ("key", "generation"),
+    [(KEY, 6), (EmbeddingKey("m", "1", "other", "l", "video", "t"), 7), (EmbeddingKey("m", "1", "item"), 7)],
 )
-def test_an_entry_under_another_name_is_none(name: str) -> None:
-    assert read(prefix_of(header_of()), name=name) is None
+def test_an_entry_under_another_name_is_none(key: EmbeddingKey, generation: int) -> None:
+    assert read(prefix_of(header_of()), key=key, generation=generation) is None
 
 
 def test_one_of_another_length_is_none() -> None:
@@ -80,33 +80,42 @@ def test_one_of_another_length_is_none() -> None:
 
 
 class _Given:
-    """Prefixes, whoever asks."""
+    """Prefixes by the names that are asked for; as far ahead as the real one."""
 
-    def __init__(self, prefixes: list[Prefix | None]) -> None:
+    def __init__(self, prefixes: dict[str, Prefix]) -> None:
         self._prefixes = prefixes
 
-    def read(self, _: object) -> list[Prefix | None]:
-        return self._prefixes
+    def read(self, pieces: Iterable[list[str]]) -> Iterator[list[Prefix | None]]:
+        begun: deque[list[str]] = deque()
+        for names in pieces:
+            begun.append(names)
+            if len(begun) > AHEAD:
+                yield [self._prefixes.get(name) for name in begun.popleft()]
+        for names in begun:
+            yield [self._prefixes.get(name) for name in names]
 
 
-def test_as_many_at_a_time_as_fit_into_a_message() -> None:
-    keys = [EmbeddingKey("m", "1", f"{number}" + "h" * 1000) for number in range(256)]
-    names = [store_name(key, lineage=LINEAGE, generation=1) for key in keys]
+def test_each_is_answered_under_its_number_with_as_many_at_a_time_as_fit_into_a_message() -> None:
+    keys = [EmbeddingKey("m", "1", f"{number}" + "h" * 1000) for number in range(600)]
+    whole = PREFIX_BYTES + PAYLOAD_BYTES
     contents = [prefix_of(header_of(key, 1, note="x" * MOST_META)) for key in keys]
-    prefixes: list[Prefix | None] = [Prefix(content, PREFIX_BYTES + PAYLOAD_BYTES) for content in contents]
-    prefixes[100] = None
+    prefixes = {
+        store_name(key, lineage=LINEAGE, generation=1): Prefix(content, whole)
+        for key, content in zip(keys, contents, strict=True)
+    }
+    del prefixes[store_name(keys[100], lineage=LINEAGE, generation=1)]
+    records = b"".join(RECORD.pack(digests_of(key), 1) for key in keys)
+    size = 150 * RECORD.size
+    asked = [Describe(place, LINEAGE, records[place * size : (place + 1) * size]) for place in range(4)]
     describer = Describer(StoreSettings())
     describer._reader = _Given(prefixes)  # type: ignore[assignment]
-    parts = list(describer.describe(names, LINEAGE))
-    assert len(parts) > 1
-    assert all(len(encode(Described((1 << 63) - 1, part))) <= MAX_MESSAGE_BYTES for part in parts)
-    described = [one for part in parts for one in part]
-    assert described[100] is None
-    assert [one and one.entry.mm_hash for one in described] == [
-        None if number == 100 else key.mm_hash for number, key in enumerate(keys)
-    ]
+    answers = list(describer.describe(iter(asked)))
+    assert len(answers) > len(asked)
+    assert all(len(encode(answer)) <= MAX_MESSAGE_BYTES for answer in answers)
+    described = [(answer.number, one and one.entry.mm_hash) for answer in answers for one in answer.entries]
+    assert described == [(place // 150, None if place == 100 else key.mm_hash) for place, key in enumerate(keys)]
 
 
 def test_without_the_masters_address_nothing_is_read() -> None:
     with pytest.raises(StoreUnavailable, match=r"store\.metrics"):
-        list(Describer(StoreSettings()).describe(["x"], LINEAGE))
+        list(Describer(StoreSettings()).describe([Describe(1, LINEAGE, bytes(RECORD.size))]))

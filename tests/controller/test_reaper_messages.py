@@ -66,7 +66,7 @@ def test_what_is_to_be_listed_comes_back_as_it_was() -> None:
 
 
 def test_a_batch_that_is_to_be_described_comes_back_as_it_was_and_fits() -> None:
-    describe = Describe((1 << 63) - 1, "z" * 32, [LONGEST] * BATCH)
+    describe = Describe((1 << 63) - 1, "z" * 32, bytes(BATCH * RECORD.size))
     packet = encode(describe)
     assert len(packet) <= MAX_MESSAGE_BYTES
     assert decode_to_child(packet) == describe
@@ -103,6 +103,8 @@ def test_the_settings_come_back_as_they_were() -> None:
         [3, 1, "m:1"],
         [3, 1, "m:1", "a" * 33],
         [3, "1", "m:1", "a"],
+        [4, 1, "a", b""],
+        [4, 1, "a", bytes(BATCH * RECORD.size + 1)],
         [7],
         None,
     ],

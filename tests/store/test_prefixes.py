@@ -35,7 +35,7 @@ metrics, names = sys.argv[1], json.loads(sys.argv[2])
 reader = PrefixReader(StoreSettings(metrics=metrics), timeout=20.0)
 for _ in range(2):
     try:
-        read = reader.read(names)
+        [read] = reader.read([names])
     except MMCacheError as error:
         print(json.dumps([type(error).__name__, str(error)]))
     else:
@@ -49,10 +49,10 @@ def serving() -> Iterator[Serving]:
         yield serving
 
 
-def read(metrics: str, names: list[str], tmp_path: Path) -> Any:
+def read(metrics: str, names: list[Any], tmp_path: Path, script: str = READ) -> Any:
     """What it reads, the same twice."""
     ended = subprocess.run(
-        [sys.executable, "-c", READ, metrics, json.dumps(names)],
+        [sys.executable, "-c", script, metrics, json.dumps(names)],
         capture_output=True,
         text=True,
         timeout=LONG,
@@ -93,6 +93,24 @@ def test_what_was_just_read_is_not_leased(serving: Serving, tmp_path: Path) -> N
         return store_of(cache).remove([name], deadline=time.monotonic() + LONG) == [Outcome.OK]
 
     wait_until(removed, timeout=LONG, what="the end of the writer's own lease")
+
+
+def test_piece_after_piece_comes_in_order(serving: Serving, tmp_path: Path) -> None:
+    """While later ones are on the way already, into memory that was used before."""
+    cache = serving.connect()
+    keys = [key_of(number, version="pieces") for number in range(10)]
+    for number, key in enumerate(keys):
+        plant(cache, key, bytes([number]) * PREFIX_BYTES)
+    names = [name_of(cache, key) for key in keys]
+    asked = [[names[number]] * 2 if number % 2 else [names[number], "nothing"] for number in range(10)]
+    script = READ.replace(
+        "[read] = reader.read([names])", "read = [one for piece in reader.read(names) for one in piece]"
+    )
+    expected = []
+    for number in range(10):
+        one = [(bytes([number]) * PREFIX_BYTES).hex(), PREFIX_BYTES]
+        expected += [one, one] if number % 2 else [one, None]
+    assert read(serving.store.metrics, asked, tmp_path, script=script) == expected
 
 
 def test_as_many_at_once_as_there_may_be(serving: Serving, tmp_path: Path) -> None:

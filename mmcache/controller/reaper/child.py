@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +19,7 @@ import msgspec
 from mmcache.config import StoreSettings
 from mmcache.controller.reaper.messages import (
     MAX_MESSAGE_BYTES,
+    MOST_DESCRIBES,
     Attach,
     Attached,
     Describe,
@@ -32,6 +35,7 @@ from mmcache.controller.reaper.messages import (
     decode_from_child,
     encode,
 )
+from mmcache.controller.reconciliation import RECORD
 from mmcache.errors import MMCacheError, StoreUnavailable
 from mmcache.store.base import Outcome
 
@@ -121,21 +125,37 @@ class ReaperChild:
             yield answer.records
             patience_s = ANSWER_TIMEOUT_S
 
-    def describe(self, names: list[str], lineage: str) -> list[Description | None]:
-        """What these objects are; it must be attached. Raises StoreUnavailable, ChildLost or Stopped."""
-        self._asked += 1
-        self._tell(Describe(self._asked, lineage, names))
-        described: list[Description | None] = []
-        while len(described) < len(names):
+    def describe(self, pieces: Iterable[bytes], lineage: str) -> Iterator[tuple[bytes, list[Description | None]]]:
+        """What objects are; it must be attached.
+
+        Args:
+            pieces: of at most BATCH names each, as `reconciliation.RECORD` has them. Some are taken ahead.
+            lineage: of the names.
+
+        Gives all of them in order: records, and what they are. Only when all were taken can it be asked something else.
+        Raises ChildLost or Stopped.
+        """
+        source = iter(pieces)
+        asked: deque[bytes] = deque()
+        while True:
+            for records in itertools.islice(source, MOST_DESCRIBES - len(asked)):
+                self._asked += 1
+                self._tell(Describe(self._asked, lineage, records))
+                asked.append(records)
+            if not asked:
+                return
             answer = self._hear(ANSWER_TIMEOUT_S)
             if isinstance(answer, Failed):
-                raise StoreUnavailable(answer.reason)
-            if not isinstance(answer, Described) or answer.number != self._asked:
+                raise ChildLost(f"cannot describe: {answer.reason}")
+            if not isinstance(answer, Described) or answer.number != self._asked - len(asked) + 1:
                 raise ChildLost(f"answered Describe with {type(answer).__name__} of something else")
-            described += answer.entries
-        if len(described) != len(names):
-            raise ChildLost("described more than it was asked for")
-        return described
+            records = asked.popleft()
+            nbytes = len(answer.entries) * RECORD.size
+            if nbytes > len(records):
+                raise ChildLost("described more than it was asked for")
+            yield records[:nbytes], answer.entries
+            if nbytes < len(records):
+                asked.appendleft(records[nbytes:])
 
     def kill(self) -> None:
         """End it at once, stopped or not, and reap it. Idempotent."""

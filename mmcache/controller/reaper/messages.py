@@ -5,7 +5,8 @@ Remove ──► Removed
 List   ──► Listed, Listed, …, and at last Listed with `last`, or Failed
 Describe ► Described, … until all are, or Failed        after Attach
 
-One is asked at a time.
+One is asked at a time, but for Describe: up to MOST_DESCRIBES may be asked and not answered, and answers come in order.
+Failed answers all of them that were asked, or none: the parent cannot know, and ends the child.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from mmcache.store.base import Outcome
 
 MAX_MESSAGE_BYTES: Final = 128 << 10
 MAX_REASON: Final = 1024
+MOST_DESCRIBES: Final = 4
+"""Fewer bytes than a socket holds, should none be received yet."""
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 StoreName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -55,11 +58,11 @@ class List(_Message, frozen=True, tag=3):
 
 
 class Describe(_Message, frozen=True, tag=4):
-    """Tell what these objects are."""
+    """Tell what these objects are, at least one, as `reconciliation.RECORD` has their names."""
 
     number: Number
     lineage: Annotated[str, msgspec.Meta(max_length=32)]
-    names: Annotated[list[StoreName], msgspec.Meta(min_length=1, max_length=BATCH)]
+    records: Annotated[bytes, msgspec.Meta(min_length=RECORD.size, max_length=BATCH * RECORD.size)]
 
 
 ToChild = Attach | Remove | List | Describe
@@ -72,7 +75,7 @@ class Attached(_Message, frozen=True, tag=11):
 
 
 class Failed(_Message, frozen=True, tag=12):
-    """It could not attach, or not list all."""
+    """It could not attach, not list all, or not describe."""
 
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 

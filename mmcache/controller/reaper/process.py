@@ -8,13 +8,14 @@ ends in order: it has nothing to say goodbye to, and its parent, or the kernel i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import logging
 import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -27,7 +28,6 @@ from mmcache.controller.reaper.messages import (
     Attach,
     Attached,
     Describe,
-    Described,
     Failed,
     List,
     Listed,
@@ -117,10 +117,22 @@ def _list(connection: socket.socket, asked: List) -> None:
 
 def _describe(connection: socket.socket, describer: Describer, asked: Describe) -> None:
     try:
-        for entries in describer.describe(asked.names, asked.lineage):
-            connection.send(encode(Described(asked.number, entries)))
+        for described in describer.describe(_with_further(connection, asked)):
+            connection.send(encode(described))
     except MMCacheError as error:
         connection.send(encode(Failed(str(error)[:MAX_REASON])))
+
+
+def _with_further(connection: socket.socket, asked: Describe) -> Iterator[Describe]:
+    """This one, and what has come meanwhile each time that another is looked for."""
+    yield asked
+    with contextlib.suppress(BlockingIOError):
+        while packet := connection.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
+            match decode_to_child(packet):
+                case Describe() as further:
+                    yield further
+                case message:
+                    raise TypeError(f"{type(message).__name__} at the wrong time")
 
 
 def _tie_to(parent: int) -> bool:

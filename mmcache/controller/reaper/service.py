@@ -15,7 +15,7 @@ import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Final, TypeVar
 
@@ -27,7 +27,6 @@ from mmcache.controller.reaper.messages import Description
 from mmcache.controller.reconciliation import MOST_RECORDS, RECORD
 from mmcache.controller.removals import BATCH
 from mmcache.errors import StoreUnavailable
-from mmcache.key import store_name_of
 from mmcache.store import launch
 from mmcache.store.base import Outcome
 
@@ -39,8 +38,10 @@ MEASURE_EVERY_S: Final = 1.0
 """Between two questions how much of the store is used."""
 LIST_AGAIN_S: Final = 5.0
 """Between two listings, at least, where the store uses less than it should."""
-FIRST_LISTING_S: Final = 2.0
+FIRST_LISTING_S: Final = 1.0
 """After the start, while which clients come back."""
+READ_S: Final = 0.5
+"""So long, and a little more, what the directory lacks is read before it is the turn of removals."""
 _TURN_TIMEOUT_S: Final = 30.0
 _END_PATIENCE_S: Final = 5.0
 
@@ -73,6 +74,8 @@ class Reaper:
         self._list_at = time.monotonic() + min(list_every_s, FIRST_LISTING_S)
         self._listed_at = -math.inf
         self._measure_at = 0.0
+        self._reads = False
+        """Whether there may be more of the last listing to read."""
         self._child: ReaperChild | None = None
         self._attached = False
         self._events: Counter[str] = Counter()
@@ -117,33 +120,25 @@ class Reaper:
         while True:
             names = self._turn(outcomes)
             outcomes = self._remove(names) if names else None
-            if self._settings.metrics is not None:
-                self._look(self._settings.metrics)
-            self._wait(PACE_S if names else IDLE_S)
+            metrics = self._settings.metrics
+            if metrics is not None and time.monotonic() >= self._measure_at:
+                self._measure(metrics)
+            if metrics is not None and (self._reads or time.monotonic() >= self._list_at):
+                self._look(metrics)
+            self._wait(0.0 if self._reads else PACE_S if names else IDLE_S)
 
-    def _look(self, metrics: str) -> None:
-        """Ask the master what is due to be asked."""
-        now = time.monotonic()
-        if now >= self._measure_at:
-            self._measure_at = now + MEASURE_EVERY_S
-            if self._measure(metrics):
-                self._list_at = min(self._list_at, self._listed_at + LIST_AGAIN_S)
-        if now >= self._list_at:
-            self._list(metrics)
-            self._listed_at = time.monotonic()
-            self._list_at = self._listed_at + self._list_every_s
-
-    def _measure(self, metrics: str) -> bool:
-        """Tell the core how much of the store is used; returns whether it has lost much."""
+    def _measure(self, metrics: str) -> None:
+        """Tell the core how much of the store is used. If that is less than it should be, it is time for a listing."""
+        self._measure_at = time.monotonic() + MEASURE_EVERY_S
         memory = launch.memory(metrics)
         if memory is None:
             self._complain(_MEASURES, "gets no answer from the store's master")
-            return False
+            return
         try:
             lost, scaled = self._in_core(functools.partial(_measured, memory))
         except (MailboxFull, FutureTimeout) as error:
             self._complain(_MEASURES, f"failed: {error or 'the controller has no time'}")
-            return False
+            return
         self._all_is_well(_MEASURES)
         if scaled and not self._scaled:
             _log.warning(
@@ -152,7 +147,8 @@ class Reaper:
                 memory.capacity / 2**30,
             )
         self._scaled = scaled
-        return lost
+        if lost:
+            self._list_at = min(self._list_at, self._listed_at + LIST_AGAIN_S)
 
     def _turn(self, outcomes: list[Outcome] | None) -> list[str]:
         """Tell the core what came of the last batch, None: that is not known, and take the next one."""
@@ -193,33 +189,48 @@ class Reaper:
             self._all_is_well(_REMOVES)
         return outcomes
 
-    def _list(self, metrics: str) -> None:
-        """Have the directory compared with what the store has; where that fails, it stays as it is."""
+    def _look(self, metrics: str) -> None:
+        """Compare the directory with what the store has, or go on with it. Where that fails, it stays as it is."""
         try:
-            child = self._started_child()
-            lineage = self._in_core(_begin)
-            for records in child.names(metrics, lineage):
-                self._in_core(functools.partial(_saw, records))
-            while self._in_core(_sweep):
-                pass
-            while records := self._in_core(_take_unread):
-                self._read(records, lineage)
+            if not self._reads:
+                self._list(metrics)
+            self._reads = self._read()
         except StoreUnavailable as error:
             self._complain(_LISTS, f"failed: {error}")
+            self._reads = False
         except (OSError, ChildLost, MailboxFull, FutureTimeout) as error:
             self._complain(_LISTS, f"failed: {error or 'the controller has no time'}")
             self._end_child()  # it may have more to tell of the same list
+            self._reads = False
         else:
             self._all_is_well(_LISTS)
+        if not self._reads:
+            self._listed_at = time.monotonic()
+            self._list_at = self._listed_at + self._list_every_s
 
-    def _read(self, records: bytes, lineage: str) -> None:
-        """Have the directory learn what these names are."""
-        names = [
-            store_name_of(name, lineage=lineage, generation=generation)
-            for name, generation in RECORD.iter_unpack(records)
-        ]
-        described = self._attached_child().describe(names, lineage)
-        self._in_core(functools.partial(_enter, records, described, time.time()))
+    def _list(self, metrics: str) -> None:
+        child = self._started_child()
+        for records in child.names(metrics, self._in_core(_begin)):
+            self._in_core(functools.partial(_saw, records))
+        while self._in_core(_sweep):
+            pass
+
+    def _read(self) -> bool:
+        """Have the directory learn what it lacks; returns whether there may be more."""
+        until = time.monotonic() + READ_S
+        first = self._in_core(_take_unread)
+        if not first:
+            return False
+        child, lineage = self._attached_child(), self._in_core(_lineage)
+        for records, described in child.describe(self._unread(first, until), lineage):
+            self._in_core(functools.partial(_enter, records, described, time.time()))
+        return time.monotonic() >= until
+
+    def _unread(self, first: bytes, until: float) -> Iterator[bytes]:
+        records = first
+        while records:
+            yield records
+            records = b"" if time.monotonic() >= until else self._in_core(_take_unread)
 
     def _in_core(self, call: Callable[[ControllerCore, float], _Result]) -> _Result:
         return self._mailbox.call(call).result(_TURN_TIMEOUT_S)
@@ -275,6 +286,10 @@ def _begin(core: ControllerCore, _now: float) -> str:
 def _measured(memory: launch.Memory, core: ControllerCore, now: float) -> tuple[bool, bool]:
     lost = core.room.measured(memory.capacity, memory.used, now)
     return lost, core.room.scaled
+
+
+def _lineage(core: ControllerCore, _now: float) -> str:
+    return core.lineage
 
 
 def _saw(records: bytes, core: ControllerCore, _now: float) -> None:
