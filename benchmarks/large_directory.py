@@ -1,8 +1,8 @@
-"""What a million entries cost a controller: its memory, and whoever asks while they are compared with the store's names.
+"""A controller with a million entries: its memory, and who asks while it compares them with the store's names.
 
 All processes are real: master, memory owner, controller, its reaper. Entries are committed as a publisher commits them,
-and the store has an object under the name of each. But these objects are of 16 bytes, and no entries: nobody reads them,
-since the directory knows all of them. Nothing is removed, and nothing found: the names are only compared.
+and the store has an object under the name of each. But these objects have 16 bytes and are no entries: nobody reads
+them, since the directory knows all of them. Nothing is removed and nothing found: the names are only compared.
 """
 
 from __future__ import annotations

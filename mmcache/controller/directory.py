@@ -11,7 +11,7 @@ import msgspec
 from mmcache.control.messages import Commitment, Hit
 from mmcache.controller.accounts import Accounts
 from mmcache.controller.removals import Removals
-from mmcache.controller.shelves import Shelves
+from mmcache.controller.shelves import SHELVES, Shelves
 from mmcache.key import DIGEST_BYTES
 
 
@@ -90,8 +90,9 @@ class Directory:
         return self._revision
 
     def names(self) -> Iterator[bytes]:
-        """Of all that are there now."""
-        return iter(list(self._entries))
+        """Of all that are there until it ends. Of the others, some: it takes a shelf at a time, to hold nobody up."""
+        for number in range(SHELVES):
+            yield from self._shelves.names(number, self._entries)
 
     def entry(self, name: bytes) -> Entry | None:
         """What stands under a name, of whatever generation."""

@@ -27,7 +27,8 @@ AHEAD: Final = 2
 """Pieces whose transfers are under way while one is looked at."""
 _REGION_BYTES: Final = MOST * PREFIX_BYTES
 _NOT_BEGUN: Final = (0, (1 << 64) - 1)
-"""What stands for a transfer that could not begin: refused, or to an owner that cannot be reached."""
+"""What stands for a transfer that could not begin, as to an owner that cannot be reached. 0.3.13 gives 0; the other
+would be -1, and the number of a transfer is an address that Mooncake follows."""
 _MOST_ANSWER_BYTES: Final = 1 << 20
 _Address = Annotated[int, msgspec.Meta(gt=0)]
 

@@ -178,3 +178,25 @@ def test_where_the_directory_is_full_nothing_is_read() -> None:
     assert reconciliation.take_unread(3) == records("ab"), "which is all that fits"
     assert [reconciliation.read(records(one), described(one), "p", 7.0, 7.0) for one in "ab"] == [True, False]
     assert reconciliation.take_unread(2) == b""
+
+
+@given(st.lists(st.integers(0, 200), min_size=1, unique=True), st.data())
+def test_names_are_all_that_are_there_throughout_and_each_once(numbers: list[int], data: st.DataObject) -> None:
+    """However many come and go while somebody goes through them: what an invalidation outdates must be forgotten."""
+    world = World()
+    client = world.client("c")
+    client.put(*map(str, numbers))
+    directory = world.core._entries.directory
+    there = {name_of(str(number)) for number in numbers}
+    seen: list[bytes] = []
+    for name in directory.names():
+        seen.append(name)
+        if data.draw(st.booleans(), "one goes"):
+            gone = data.draw(st.sampled_from(sorted(there)), "which") if there else name
+            if (entry := directory.entry(gone)) is not None:
+                directory.drop(gone, entry.hit.revision)
+            there.discard(gone)
+        if data.draw(st.booleans(), "one comes") and len(seen) < 300:
+            client.put(str(1000 + len(seen)))
+    assert len(seen) == len(set(seen))
+    assert there <= set(seen)

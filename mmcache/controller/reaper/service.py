@@ -116,11 +116,11 @@ class Reaper:
             self._end_child()
 
     def _reap(self) -> None:
-        outcomes: list[Outcome] | None = None
+        metrics = self._settings.metrics
         while True:
-            names = self._turn(outcomes)
-            outcomes = self._remove(names) if names else None
-            metrics = self._settings.metrics
+            names = self._take()
+            if names and (outcomes := self._remove(names)) is not None:
+                self._tell(outcomes)  # before the store is measured: what it gave up must not count as room twice
             if metrics is not None and time.monotonic() >= self._measure_at:
                 self._measure(metrics)
             if metrics is not None and (self._reads or time.monotonic() >= self._list_at):
@@ -150,22 +150,20 @@ class Reaper:
         if lost:
             self._list_at = min(self._list_at, self._listed_at + LIST_AGAIN_S)
 
-    def _turn(self, outcomes: list[Outcome] | None) -> list[str]:
-        """Tell the core what came of the last batch, None: that is not known, and take the next one."""
+    def _take(self) -> list[str]:
+        """The next batch. Where the last one's outcome was not told of, the core sees that it is not known."""
         events, self._events = self._events, Counter()
-
-        def turn(core: ControllerCore, now: float) -> list[str]:
-            for word, number in events.items():
-                core.count(word, number)
-            if outcomes is not None:
-                core.removed(outcomes, now)
-            return core.take_removals(now)
-
         try:
-            return self._mailbox.call(turn).result(_TURN_TIMEOUT_S)
+            return self._in_core(functools.partial(_taken, events))
         except (MailboxFull, FutureTimeout) as error:  # what was taken all the same is lost, which the core will see
             _log.warning("the controller has no time for its reaper: %s", error or "no answer")
             return []
+
+    def _tell(self, outcomes: list[Outcome]) -> None:
+        try:
+            self._in_core(functools.partial(_told, outcomes))
+        except (MailboxFull, FutureTimeout) as error:
+            _log.warning("the controller has no time for its reaper: %s", error or "no answer")
 
     def _remove(self, names: list[str]) -> list[Outcome] | None:
         """What became of each; None: that is not known."""
@@ -276,6 +274,16 @@ class Reaper:
         stopped.register(self._stop, select.POLLIN)
         if stopped.poll(seconds * 1000):
             raise Stopped("the controller is ending")
+
+
+def _taken(events: Counter[str], core: ControllerCore, now: float) -> list[str]:
+    for word, number in events.items():
+        core.count(word, number)
+    return core.take_removals(now)
+
+
+def _told(outcomes: list[Outcome], core: ControllerCore, now: float) -> None:
+    core.removed(outcomes, now)
 
 
 def _begin(core: ControllerCore, _now: float) -> str:
