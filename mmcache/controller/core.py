@@ -144,6 +144,7 @@ class ControllerCore:
             self._entries.directory,
             self._invalidations,
             self._entries.scopes,
+            self._entries.accounts,
             term=term,
             lineage=past.lineage,
         )

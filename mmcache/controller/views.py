@@ -5,11 +5,13 @@ A call looks at a bounded number of things and says where to go on, so that no q
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from mmcache.control.messages import Hit
+from mmcache.controller.accounts import Account, Accounts
 from mmcache.controller.directory import Directory, Entry
 from mmcache.controller.invalidations import Invalidations
 from mmcache.controller.sessions import Session, Sessions
@@ -56,6 +58,7 @@ class EntryView(NamedTuple):
     producer: str
     created: float
     info: bytes
+    uses: int
 
 
 class Wanted(NamedTuple):
@@ -74,6 +77,15 @@ class EntryPage(NamedTuple):
     after: bytes | None
 
 
+class AccountsView(NamedTuple):
+    """All accounts, as they were at one moment."""
+
+    total: Account
+    missed: int
+    by_tenant: dict[str, Account]
+    by_model: dict[str, Account]
+
+
 class Views:
     """Of the parts of one core, by its own thread."""
 
@@ -83,6 +95,7 @@ class Views:
         directory: Directory,
         invalidations: Invalidations,
         scopes: Mapping[bytes, Scope],
+        accounts: Accounts,
         *,
         term: int,
         lineage: str,
@@ -91,6 +104,7 @@ class Views:
         self._directory = directory
         self._invalidations = invalidations
         self._scopes = scopes
+        self._accounts = accounts
         self.term = term
         self.lineage = lineage
 
@@ -129,6 +143,31 @@ class Views:
             if len(found) >= limit:
                 return EntryPage(found, then)
         return EntryPage(found, None)
+
+    def hottest(self, wanted: Wanted, after: bytes, limit: int, above: int) -> EntryPage:
+        """Of the next entries that are wanted, the up to `limit` that were used most, and more often than `above`.
+
+        In the order of their uses, and of their places where those are the same.
+        """
+        more: bytes | None = None
+        found: list[tuple[bytes, Entry]] = []
+        for name, entry, then in self._look(wanted, after):
+            if entry is None:
+                more = then
+            elif entry.uses > above:
+                found.append((name, entry))
+        chosen = heapq.nlargest(limit, found, key=lambda one: one[1].uses)
+        return EntryPage([self._view(name, entry) for name, entry in chosen], more)
+
+    def accounts(self) -> AccountsView:
+        """What is held and was saved, in all, by tenant and by model."""
+        accounts = self._accounts
+        return AccountsView(
+            copy.copy(accounts.total),
+            accounts.missed,
+            {name: copy.copy(row) for name, row in accounts.by_tenant.items()},
+            {name: copy.copy(row) for name, row in accounts.by_model.items()},
+        )
 
     def count(self, wanted: Wanted, after: bytes) -> tuple[int, bytes | None]:
         """How many of the next entries are wanted, and the place after which it has not looked yet."""
@@ -196,7 +235,9 @@ class Views:
             tenant=scope.tenant,
         )
         hit = entry.hit
-        return EntryView(key, hit.generation, hit.nbytes, entry.cost_ms, entry.producer, entry.created, hit.info)
+        return EntryView(
+            key, hit.generation, hit.nbytes, entry.cost_ms, entry.producer, entry.created, hit.info, entry.uses
+        )
 
     def _session(self, session: Session) -> SessionView:
         settled = session.settled

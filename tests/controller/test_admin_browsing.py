@@ -118,10 +118,10 @@ def test_figures_are_all_there_for_prometheus(tmp_path: Path) -> None:
     core, _ = begin_term(volatile_store())
     assert list(core.stats()) == [*SIZES, *COUNTS]
     core.count('odd"word\\')
-    text = to_prometheus(core.stats(), calls=1, broken_token_files=2)
+    text = to_prometheus(core.stats(), core.views.accounts(), calls=1, broken_token_files=2)
     assert 'mmcache_controller_events_total{event="odd\\"word\\\\"} 1\n' in text
     for line in text.splitlines():
-        assert re.fullmatch(r'# (HELP|TYPE) \S+ .+|[a-z_]+(\{event=".*"\})? \d+(\.\d+)?', line)
+        assert re.fullmatch(r'# (HELP|TYPE) \S+ .+|[a-z_]+(\{(event|state)=".*"\})? \d+(\.\d+)?', line)
     with AdminApi(tmp_path) as api, api.connect(VIEWER) as viewer:
         metrics = viewer.get("/metrics")
         assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")

@@ -35,6 +35,7 @@ OPERATIONS = [
     ("GET", "/healthz"),
     ("GET", "/metrics"),
     ("GET", "/v1/stats"),
+    ("GET", "/v1/capacity"),
     ("POST", "/v1/invalidations"),
     ("GET", "/v1/invalidations"),
     ("GET", "/v1/invalidations/{number}"),

@@ -40,6 +40,7 @@ class Entry(msgspec.Struct):
     generation: int
     nbytes: int
     cost_ms: float
+    uses: int
     producer: str
     created: float
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import json
 import re
 import time
@@ -13,7 +15,7 @@ from fastapi import APIRouter, Path, Query
 
 from mmcache.controller.admin import matching, models
 from mmcache.controller.admin.access import AtDesk, Viewer
-from mmcache.controller.admin.desk import unix_offset
+from mmcache.controller.admin.desk import Desk, unix_offset
 from mmcache.controller.admin.problems import Problem
 from mmcache.controller.core import ControllerCore
 from mmcache.controller.views import START, EntryPage, EntryView, SessionView, Wanted
@@ -26,6 +28,8 @@ router = APIRouter(prefix="/v1")
 
 _LONGEST_LOOK_S: Final = 5.0
 """After which a page of entries is what was found until then."""
+_LONGEST_SEARCH_S: Final = 30.0
+"""In which those that were used most must be found."""
 _NAME: Final = re.compile(r"mmc1\.([a-z0-9]{1,32})\.([0-9a-f]{64})\.([0-9a-f]{64})\.(0|[1-9][0-9]{0,18})", re.ASCII)
 _FIELDS: Final = ("tenant", "model", "version", "lora", "modality", "mm_hash")
 
@@ -47,8 +51,13 @@ async def list_entries(page: Annotated[models.EntriesPage, Query()], _: Viewer, 
     if page.lora is not None and page.no_lora:
         raise Problem(422, "invalid", "query: give either lora or no_lora")
     wanted = _wanted(page)
+    if page.order == "hottest":
+        if page.cursor is not None:
+            raise Problem(422, "invalid", "query: with order=hottest there is one page, and so no cursor")
+        lineage, found = await _hottest(desk, wanted, page.limit)
+        return models.Entries(entries=[_entry(one, lineage) for one in found], next=None)
     after: bytes | None = START if page.cursor is None else bytes.fromhex(page.cursor)
-    found: list[EntryView] = []
+    found = []
     lineage = ""
     until = time.monotonic() + _LONGEST_LOOK_S
     while after is not None and len(found) < page.limit and time.monotonic() < until:
@@ -94,6 +103,30 @@ async def list_audit(page: Annotated[models.AuditPage, Query()], _: Viewer, desk
     )
 
 
+async def _hottest(desk: Desk, wanted: Wanted, limit: int) -> tuple[str, list[EntryView]]:
+    """The most used of all that are wanted, and the lineage. Raises Problem where they are too many to look at."""
+    best: list[EntryView] = []
+    lineage = ""
+    after: bytes | None = START
+    until = time.monotonic() + _LONGEST_SEARCH_S
+    while after is not None:
+        above = best[-1].uses if len(best) == limit else -1
+        lineage, (some, after) = await desk.call(_searching(wanted, after, limit, above))
+        best = heapq.nlargest(limit, itertools.chain(best, some), key=lambda one: one.uses)
+        if after is not None and time.monotonic() >= until:
+            detail = (
+                f"not all entries could be looked at within {_LONGEST_SEARCH_S:g} s: narrow them, by model or tenant"
+            )
+            raise Problem(504, "no-answer", detail)
+    return lineage, best
+
+
+def _searching(
+    wanted: Wanted, after: bytes, limit: int, above: int
+) -> Callable[[ControllerCore, float], tuple[str, EntryPage]]:
+    return lambda core, _: (core.lineage, core.views.hottest(wanted, after, limit, above))
+
+
 def _looking(wanted: Wanted, after: bytes, limit: int) -> Callable[[ControllerCore, float], tuple[str, EntryPage]]:
     return lambda core, _: (core.lineage, core.views.entries(wanted, after, limit))
 
@@ -114,6 +147,7 @@ def _entry(view: EntryView, lineage: str) -> models.Entry:
         generation=view.generation,
         nbytes=view.nbytes,
         cost_ms=view.cost_ms,
+        uses=view.uses,
         producer=view.producer,
         created=max(0.0, view.created + unix_offset()),
     )

@@ -85,6 +85,6 @@ async def stats(_: Viewer, desk: AtDesk) -> models.Stats:
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(_: Viewer, desk: AtDesk) -> Response:
     """The same for Prometheus."""
-    counted = await desk.call(lambda core, _: core.stats())
-    text = figures.to_prometheus(counted, calls=len(desk.mailbox), broken_token_files=desk.tokens.broken)
+    counted, held = await desk.call(lambda core, _: (core.stats(), core.views.accounts()))
+    text = figures.to_prometheus(counted, held, calls=len(desk.mailbox), broken_token_files=desk.tokens.broken)
     return Response(text, media_type=figures.MEDIA_TYPE)

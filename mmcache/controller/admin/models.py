@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -172,6 +172,10 @@ class EntriesPage(_Strict):
     producer: Annotated[Printable | None, Field(min_length=1, max_length=128, description="The client's name.")] = None
     created_from: UnixTime | None = None
     created_until: UnixTime | None = None
+    order: Annotated[
+        Literal["place", "hottest"],
+        Field(description="hottest: the `limit` that were used most, without further pages. It looks at all entries."),
+    ] = "place"
     cursor: Cursor | None = None
     limit: Limit = 100
 
@@ -288,7 +292,8 @@ class Entry(_Answer):
     key: Key
     generation: int
     nbytes: Annotated[int, Field(description="Of the object, with its prefix.")]
-    cost_ms: Annotated[float, Field(description="What its encoding took.")]
+    cost_ms: Annotated[float, Field(description="What its encoding took, as its publisher said.")]
+    uses: Annotated[int, Field(description="How often clients read it, as far as the controller knows.")]
     producer: str
     created: UnixTime
 
