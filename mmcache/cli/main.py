@@ -20,6 +20,7 @@ from mmcache.cli.entries.put import put
 from mmcache.cli.invalidate import invalidate
 from mmcache.cli.keys import keys
 from mmcache.cli.stats.command import stats
+from mmcache.cli.top.command import top
 from mmcache.cli.up import up
 
 app = typer.Typer(
@@ -39,6 +40,7 @@ app.command()(entries)
 app.command()(invalidations)
 app.command()(audit)
 app.command()(stats)
+app.command()(top)
 app.command()(doctor)
 app.add_typer(keys, name="keys")
 

@@ -56,7 +56,7 @@ def test_commands_and_options_are_completed(words: str, expected: set[str]) -> N
 def test_help_offers_it_and_lists_every_command() -> None:
     words = run("--help").out
     commands = ("up", "controller", "demo", "put", "get", "lookup", "invalidate", "stats", "doctor")
-    commands += ("sessions", "entries", "invalidations", "audit")
+    commands += ("top", "sessions", "entries", "invalidations", "audit")
     assert all(word in words for word in ("--install-completion", "--show-completion", *commands))
 
 

@@ -55,11 +55,18 @@ class AdminApi:
         self.url = address_of(settings, url)
         self._token = _token(settings, environ)
 
-    def get(self, path: str, kind: type[Decoded], query: Mapping[str, object] = _NO_QUERY) -> Decoded:
+    def get(
+        self,
+        path: str,
+        kind: type[Decoded],
+        query: Mapping[str, object] = _NO_QUERY,
+        *,
+        timeout: float = PATIENCE_S,
+    ) -> Decoded:
         """What is answered to a question; of the query, what is not None. Errors: see `post`."""
         given = {name: value for name, value in query.items() if value is not None}
         target = f"{path}?{urllib.parse.urlencode(given)}" if given else path
-        return self._decoded(self._call("GET", target, None, PATIENCE_S), kind)
+        return self._decoded(self._call("GET", target, None, timeout), kind)
 
     def post(self, path: str, kind: type[Decoded], body: object, *, timeout: float = PATIENCE_S) -> Decoded:
         """What is answered to a body, within `timeout` seconds.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.markup import escape
 from rich.table import Table
 
 from mmcache.cli.doctor.machine import size
 from mmcache.cli.stats.observer import Controller, Observation, Store
+from mmcache.cli.top.report import percent, ratio
 
 
 def tables(observation: Observation) -> Iterator[Table | str]:
@@ -30,11 +31,22 @@ def _controller(controller: Controller) -> Iterator[Table | str]:
     if controller.trouble:
         yield f"  [red]{escape(controller.trouble)}[/red]"
     if controller.figures:
+        yield f"hit ratio since its start: {_hit_ratios(controller.figures)}"
         table = Table("figure", "value")
         table.columns[1].justify = "right"
         for name, value in controller.figures.items():
             table.add_row(escape(name), f"{value:,}")
         yield table
+
+
+def _hit_ratios(figures: Mapping[str, int]) -> str:
+    """Those that docs/operations.md defines, of what was counted since the controller's start."""
+    ratios = {
+        "entries": ratio(figures.get("hits", 0), figures.get("missed", 0)),
+        "bytes": ratio(figures.get("hit_bytes", 0), figures.get("published_bytes", 0)),
+        "encode time": ratio(figures.get("saved_ms", 0), figures.get("published_ms", 0)),
+    }
+    return ", ".join(f"{name} {percent(value)}" for name, value in ratios.items())
 
 
 def _store(store: Store) -> Iterator[Table | str]:

@@ -1,0 +1,1 @@
+"""`mmcache top`: what the cache holds and saves, live."""
