@@ -28,7 +28,7 @@ class Contents(NamedTuple):
 
 def read(path: Path) -> Contents:
     """All tensors of a file. Raises InputError, which names the file and the tensor."""
-    _check_regular(path)
+    check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: _read_tensor(file, name, path) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -40,10 +40,11 @@ def read(path: Path) -> Contents:
     return Contents(tensors, metadata)
 
 
-def _check_regular(path: Path) -> None:
+def check_regular(path: Path) -> None:
+    """Raise InputError for what is no file; reading a pipe would wait for its writer."""
     if not path.exists():
         raise InputError(f"{path}: no such file")
-    if not path.is_file():  # a pipe would wait for its writer
+    if not path.is_file():
         raise InputError(f"{path}: is not a file")
 
 
