@@ -22,6 +22,9 @@ from mmcache.cli.keys import keys
 from mmcache.cli.stats.command import stats
 from mmcache.cli.top.command import top
 from mmcache.cli.up import up
+from mmcache.cli.warm.export import export
+from mmcache.cli.warm.import_ import import_
+from mmcache.cli.warm.warm import warm
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,6 +42,9 @@ app.command()(sessions)
 app.command()(entries)
 app.command()(invalidations)
 app.command()(audit)
+app.command()(export)
+app.command("import")(import_)
+app.command()(warm)
 app.command()(stats)
 app.command()(top)
 app.command()(doctor)
