@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mmcache.controller.state.base import AuditRecord, Invalidation, StateLimits, StateStore
+from mmcache.controller.state.base import AuditRecord, Invalidation, PinRecord, StateLimits, StateStore
 from mmcache.controller.state.memory import MemoryStateStore
 from mmcache.controller.state.sqlite import SqliteStateStore
 from mmcache.key import Scope
@@ -30,6 +30,12 @@ def made(number: int, **values: Any) -> Invalidation:
     """An invalidation of the model with its number."""
     plain = {"selector": Selector(model=f"m{number}"), "reason": "new weights", "actor": "ann", "at": 1.5}
     return Invalidation(number=number, **{**plain, **values})
+
+
+def pinned(number: int, **values: Any) -> PinRecord:
+    """A pin of the model with its id."""
+    plain = {"selector": Selector(model=f"m{number}"), "until": 1e9, "reason": "popular", "actor": "ann"}
+    return PinRecord(id=number, **{**plain, **values})
 
 
 def did(action: str = "invalidate", **values: Any) -> AuditRecord:
@@ -78,6 +84,8 @@ def seen(store: StateStore) -> dict[str, Any]:
         "held": store.held(),
         "pending": store.pending(),
         "page": store.page(None, 1000),
+        "last_pin": store.last_pin,
+        "pins": store.pins(),
         "scopes": store.scopes(),
         "settings": {name: store.setting(name) for name in ("a", "b", "c")},
         "audit": store.audit(None, 1000),
@@ -92,4 +100,7 @@ def filled(store: StateStore) -> None:
     store.complete([1, 3], 9.0)
     store.add_scopes([scope("a"), scope("b")])
     store.set_setting("a", {"high": 0.9, "names": ["x", None, True]})
+    store.change_pins([pinned(1), pinned(2, selector=Selector(lora=None, mm_hash="é\x00\n"))])
+    store.change_pins([pinned(1, until=2e9)], [2])
+    store.change_pins([pinned(3)])
     store.record(did("pin", detail={}, outcome="refused"))

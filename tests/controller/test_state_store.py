@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from state_stores import MemoryStores, SqliteStores, Stores, did, filled, made, quick_folder, scope, seen
+from state_stores import MemoryStores, SqliteStores, Stores, did, filled, made, pinned, quick_folder, scope, seen
 
 from mmcache.control.generations import GenerationTable
 from mmcache.controller.state.base import AuditRecord, Invalidation, StateFull, StateLimits, StateStore
@@ -276,6 +276,46 @@ def test_scopes_are_remembered_once(stores: Stores) -> None:
     assert set(store.scopes()) == {*expected, scope("d").digest}
 
 
+# Pins
+
+
+def test_pins_are_put_changed_and_dropped_and_no_id_comes_twice(stores: Stores) -> None:
+    store = stores.store
+    assert (store.last_pin, store.pins()) == (0, [])
+    store.change_pins([pinned(1), pinned(2), pinned(3)])
+    store.change_pins([pinned(2, until=5.0), pinned(4)], [3, 3, 1], audit=[did("pin")])
+    store = stores.reopened()
+    assert (store.last_pin, store.pins()) == (4, [pinned(2, until=5.0), pinned(4)])
+    assert [record.action for _, record in store.audit(None, 5)] == ["pin"]
+    store.change_pins([], [4, 1])
+    store = stores.reopened()
+    assert (store.last_pin, store.pins()) == (4, [pinned(2, until=5.0)])
+    with pytest.raises(ValueError, match="pin 6 comes where 5 does"):
+        store.change_pins([pinned(6)])
+    with pytest.raises(ValueError, match="number must be an int from 1 to 4"):
+        store.change_pins([], [5])
+    assert (store.last_pin, store.pins()) == (4, [pinned(2, until=5.0)])
+
+
+def test_there_are_no_more_pins_than_allowed_and_those_there_can_be_changed(stores: Stores) -> None:
+    store = stores.reopened(StateLimits(max_pins=2))
+    store.change_pins([pinned(1), pinned(2)])
+    with pytest.raises(StateFull, match="more than 2 pins"):
+        store.change_pins([pinned(3)])
+    assert store.last_pin == 2
+    store.change_pins([pinned(2, until=7.0), pinned(3)], [1])
+    assert store.pins() == [pinned(2, until=7.0), pinned(3)]
+
+
+@pytest.mark.parametrize(
+    "values", [{"until": -1.0}, {"until": math.nan}, {"actor": ""}, {"reason": "\n"}, {"selector": {}}]
+)
+def test_a_pin_is_checked_by_name(values: dict[str, Any]) -> None:
+    (name,) = values
+    with pytest.raises(ValueError, match=name):
+        pinned(1, **values)
+
+
 # Settings
 
 
@@ -386,7 +426,7 @@ def test_nothing_is_done_after_close(store: StateStore) -> None:
             call(store)
 
 
-@pytest.mark.parametrize("name", ["history", "max_held", "max_scopes", "max_settings", "audit_rows"])
+@pytest.mark.parametrize("name", ["history", "max_held", "max_scopes", "max_settings", "max_pins", "audit_rows"])
 def test_a_limit_is_a_number_of_rows(name: str) -> None:
     for wrong in (0, 10_000_001, 1.5):
         with pytest.raises(ValueError, match=name):

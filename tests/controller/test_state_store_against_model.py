@@ -10,13 +10,13 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from state_stores import LINEAGE, did, made, quick_folder, scope, seen
+from state_stores import LINEAGE, did, made, pinned, quick_folder, scope, seen
 
 from mmcache.controller.state.base import StateFull, StateLimits, StateStore
 from mmcache.controller.state.memory import MemoryStateStore
 from mmcache.controller.state.sqlite import SqliteStateStore
 
-LIMITS = StateLimits(history=3, max_held=6, max_scopes=3, max_settings=2, audit_rows=4)
+LIMITS = StateLimits(history=3, max_held=6, max_scopes=3, max_settings=2, max_pins=3, audit_rows=4)
 few = st.lists(st.integers(1, 12), max_size=4)
 keys = st.sampled_from([None, None, "k1", "k2", "k3"])
 records = st.lists(st.builds(did, st.sampled_from(["invalidate", "pin"]), actor=st.sampled_from(["ann", "bob"])))
@@ -69,6 +69,12 @@ class SqliteAgainstMemory(RuleBasedStateMachine):
         self.both(lambda store: store.audit(before, limit, actor="ann"))
         self.both(lambda store: store.invalidation(before or limit))
         self.both(lambda store: store.by_idempotency_key(key or "k1"))
+
+    @rule(back=st.lists(st.integers(-2, 4), max_size=3), until=st.integers(1, 9), drop=few, records=records)
+    def change_pins(self, back: list[int], until: int, drop: list[int], records: list[Any]) -> None:
+        last = self.model.last_pin
+        put = [pinned(last + 1 - steps, until=until) for steps in back if last + 1 - steps > 0]
+        self.both(lambda store: store.change_pins(put, drop, audit=records))
 
     @rule(models=st.lists(st.sampled_from("abcde"), max_size=3))
     def add_scopes(self, models: list[str]) -> None:

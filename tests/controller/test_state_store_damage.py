@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from state_stores import did, filled, made, quick_folder, seen
+from state_stores import did, filled, made, pinned, quick_folder, seen
 
-from mmcache.controller.state import rows
+from mmcache.controller.state import database, rows
 from mmcache.controller.state.base import StateInUse, StateLost, StateUnusable
+from mmcache.controller.state.draft import Draft
+from mmcache.controller.state.ownership import Note
 from mmcache.controller.state.sqlite import SqliteStateStore
 
 
@@ -149,11 +151,83 @@ def test_the_database_of_another_program_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "says"), [(2, "written by a newer mmcache"), (0, "version 0, which no mmcache"), (-1, "version -1")]
+    ("version", "says"),
+    [
+        (3, "written by a newer mmcache"),
+        (1, "its tables are not those of this version"),
+        (0, "version 0, which no mmcache"),
+        (-1, "version -1"),
+    ],
 )
 def test_another_version_is_refused(path: Path, version: int, says: str) -> None:
     sql(path, f"PRAGMA user_version = {version}")
     assert says in refusal(path)
+
+
+VERSION_1 = (
+    "CREATE TABLE state (id INTEGER PRIMARY KEY, lineage TEXT, head INTEGER, term INTEGER, ttl_ms INTEGER,"
+    " earlier_ttl_ms INTEGER, held INTEGER, forgotten INTEGER, commits INTEGER, total INTEGER, checksum INTEGER)"
+)
+
+
+@pytest.fixture
+def first_version(path: Path) -> Path:
+    """Of a database of version 1, as mmcache wrote them before it had pins."""
+    store = SqliteStateStore.open(path)
+    store.change_pins([], [1, 3])
+    store.close()
+    connection = sqlite3.connect(path, isolation_level=None)
+    *state, _last_pin, _checksum = connection.execute("SELECT * FROM state").fetchone()
+    for statement in ("DROP TABLE pins", "DROP TABLE state", VERSION_1, "PRAGMA user_version = 1"):
+        connection.execute(statement)
+    connection.execute(f"INSERT INTO state VALUES ({', '.join('?' * 11)})", rows.sealed("state", *state))
+    connection.close()
+    return path
+
+
+def header_version(path: Path) -> int:
+    return int.from_bytes(path.read_bytes()[60:64], "big")
+
+
+def test_one_of_the_first_version_becomes_one_of_this_and_keeps_all(first_version: Path) -> None:
+    path = first_version
+    assert header_version(path) == 1
+    store = SqliteStateStore.open(path)
+    assert (store.head, store.last_pin, store.pins(), len(store.page(None, 10))) == (3, 0, [], 3)
+    assert header_version(path) == rows.SCHEMA_VERSION
+    before = seen(store)
+    store.change_pins([pinned(1)])
+    store.close()
+    store = SqliteStateStore.open(path)
+    assert seen(store) == {**before, "last_pin": 1, "pins": [pinned(1)]}
+    store.close()
+
+
+def test_one_that_was_killed_once_it_was_upgraded_is_whole(first_version: Path, tmp_path: Path) -> None:
+    """Its file is of the first version still; what its `-wal` says counts."""
+    state = database.inspect(first_version, Note(0, ""))
+    connection = sqlite3.connect(first_version, isolation_level=None)
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("BEGIN")
+    for statement in rows.UPGRADE:
+        connection.execute(statement)
+    Draft(connection, state).finish()
+    connection.execute("COMMIT")
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    for file in tmp_path.glob("state.db*"):
+        shutil.copy(file, killed)
+    connection.close()
+    assert header_version(killed / "state.db") == 1
+    store = SqliteStateStore.open(killed / "state.db")
+    assert (store.head, store.pins()) == (3, [])
+    store.close()
+
+
+def test_a_damaged_one_of_the_first_version_is_left_as_it_is(first_version: Path) -> None:
+    sql(first_version, "DELETE FROM audit WHERE id = 1")
+    assert "rows are missing" in refusal(first_version)
+    assert header_version(first_version) == 1
 
 
 @pytest.mark.parametrize(
@@ -231,9 +305,9 @@ def test_one_without_its_last_transactions_is_refused(crashed: Path) -> None:
     whole = wal.read_bytes()
     for length in (0, 31, len(whole) // 2, len(whole) - 1):
         wal.write_bytes(whole[:length])
-        assert "of 9 that were durable: its -wal was lost" in refusal(crashed)
+        assert "of 12 that were durable: its -wal was lost" in refusal(crashed)
     wal.unlink()
-    assert "7 transactions are in it, of 9 that were durable" in refusal(crashed)
+    assert "10 transactions are in it, of 12 that were durable" in refusal(crashed)
     wal.write_bytes(whole)
     store = SqliteStateStore.open(crashed)
     assert store.head == 5
@@ -271,13 +345,16 @@ def test_a_part_of_one_without_the_rest_is_not_made_new(crashed: Path) -> None:
         ('UPDATE invalidations SET selector = \'{"model":"m9"}\' WHERE number = 2', "row 2 of table invalidations"),
         ("UPDATE invalidations SET number = 9 WHERE number = 2", "row 9 of table invalidations"),
         ("UPDATE invalidations SET actor = x'ff' WHERE number = 3", "row 3 of table invalidations"),
+        ("UPDATE pins SET until = until + 1 WHERE id = 1", "row 1 of table pins"),
+        ("DELETE FROM pins WHERE id = 1", "rows are missing"),
+        ("UPDATE state SET last_pin = 2", "row 1 of table state"),
         ("UPDATE scopes SET fields = replace(fields, 'tenant', 'other')", "of table scopes"),
         ("UPDATE settings SET value = '1'", "row 'a' of table settings"),
         ("UPDATE audit SET outcome = 'done' WHERE id = 2", "row 2 of table audit"),
         ("UPDATE state SET head = 2", "row 1 of table state"),
         ("UPDATE state SET earlier_ttl_ms = 1", "row 1 of table state"),
         ("DELETE FROM state", "table state has 0 rows"),
-        ("INSERT INTO state SELECT 2, lineage, 0, 0, 0, 0, 0, 0, 0, 0, 0 FROM state", "table state has 2 rows"),
+        ("INSERT INTO state SELECT 2, lineage, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 FROM state", "table state has 2 rows"),
         ("DELETE FROM invalidations WHERE number = 2", "rows are missing"),
         ("DELETE FROM scopes", "rows are missing"),
         ("DELETE FROM settings", "rows are missing"),
@@ -304,11 +381,14 @@ def test_a_row_that_is_not_what_was_written_is_named(path: Path, statement: str,
         (("settings", "a", "{"), "row 'a' of table settings cannot be"),
         (("settings", "A", "1"), "setting's name"),
         (("audit", 1, 1.0, "ann", "operator", "pin", "[]", "done"), "detail must be a dict"),
+        (("pins", 1, "{}", 1e12, "", "ann"), "until must be"),
+        (("pins", 1, '{"modle":"m"}', 1.0, "", "ann"), "row 1 of table pins cannot be"),
+        (("pins", 4, "{}", 1.0, "", "ann"), "row 4 of table pins is beyond the last, 3"),
         (("scopes", b"digest", '["t","m","1",null,"image"]'), "digest is not that of the fields"),
-        (("state", 1, "x" * 16, 3, 1, 1, None, 0, 0, 9, 0), "lineage cannot be"),
-        (("state", 1, "0" * 16, -3, 1, 1, None, 0, 0, 9, 0), "head must be"),
-        (("state", 1, "0" * 16, 3, 1, None, None, 0, 0, 9, 0), "no term without a TTL"),
-        (("state", 1, "0" * 16, 3, 1, 0, None, 0, 0, 9, 0), "ttl_ms must be"),
+        (("state", 1, "x" * 16, 3, 1, 1, None, 0, 0, 9, 0, 3), "lineage cannot be"),
+        (("state", 1, "0" * 16, -3, 1, 1, None, 0, 0, 9, 0, 3), "head must be"),
+        (("state", 1, "0" * 16, 3, 1, None, None, 0, 0, 9, 0, 3), "no term without a TTL"),
+        (("state", 1, "0" * 16, 3, 1, 0, None, 0, 0, 9, 0, 3), "ttl_ms must be"),
     ],
 )
 def test_a_row_that_cannot_be_is_refused_though_it_is_sealed(path: Path, row: tuple[str, object], says: str) -> None:

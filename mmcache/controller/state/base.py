@@ -1,4 +1,4 @@
-"""What every state store is: lineage, term, invalidations, scopes, settings and audit, durable before they are told.
+"""What every state store is: lineage, term, invalidations, pins, scopes, settings, audit, durable before they are told.
 
 A controller that starts finds what the one before it had told anyone, or refuses to serve. All tables are bounded.
 """
@@ -44,6 +44,7 @@ class StateLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_held: int = 250_000
     max_scopes: int = 65_536
     max_settings: int = 256
+    max_pins: int = 10_000
     audit_rows: int = 100_000
     """Beyond it the oldest go."""
 
@@ -87,6 +88,35 @@ class Invalidation(msgspec.Struct, frozen=True, kw_only=True):
             check_text("idempotency_key", self.idempotency_key, 128)
         if self.completed_at is not None:
             check_time("completed_at", self.completed_at)
+
+
+class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be kept, and until when.
+
+    Args:
+        id: from 1 up.
+        selector: what it is for.
+        until: in seconds since 1970.
+        reason: for people; up to 512 printable characters.
+        actor: who asked for it first; 1 to 128 printable characters.
+
+    Raises:
+        ValueError: something is not what it must be; the message names it.
+    """
+
+    id: int
+    selector: Selector
+    until: float
+    reason: str
+    actor: str
+
+    def __post_init__(self) -> None:
+        check_number("id", self.id, 1)
+        if type(self.selector) is not Selector:
+            raise ValueError(f"selector must be a Selector, not {type(self.selector).__name__}")
+        check_time("until", self.until)
+        check_text("reason", self.reason, 512, empty=True)
+        check_text("actor", self.actor, 128)
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +165,15 @@ def check_batch(batch: Sequence[Invalidation], head: int) -> set[str]:
                 raise ValueError(f"idempotency key {key!r} comes twice")
             keys.add(key)
     return keys
+
+
+def check_pins(put: Sequence[PinRecord], last: int) -> int:
+    """Pins to be put, of which those after the first `last` ids are new, in succession. Returns the last id then."""
+    for pin in put:
+        if pin.id > last + 1:
+            raise ValueError(f"pin {pin.id} comes where {last + 1} does")
+        last = max(last, pin.id)
+    return last
 
 
 class StateStore(ABC):
@@ -241,6 +280,27 @@ class StateStore(ABC):
     @abstractmethod
     def by_idempotency_key(self, key: str) -> Invalidation | None:
         """The one that was asked for with this key; None if it is gone or never was."""
+
+    @property
+    @abstractmethod
+    def last_pin(self) -> int:
+        """The id of the newest pin, 0 before the first. It never falls, whatever is dropped."""
+
+    @abstractmethod
+    def change_pins(
+        self, put: Sequence[PinRecord], drop: Iterable[int] = (), *, audit: Sequence[AuditRecord] = ()
+    ) -> None:
+        """Add pins, change some, drop others, and record what was done: all of it or nothing.
+
+        Args:
+            put: with ids last_pin + 1, + 2, … where they are new; another takes the place of the one with its id.
+            drop: ids up to the last; says nothing to one that is gone.
+            audit: as in `record`.
+        """
+
+    @abstractmethod
+    def pins(self) -> list[PinRecord]:
+        """All of them, in the order of their ids, whether their time is over or not."""
 
     @abstractmethod
     def add_scopes(self, scopes: Iterable[Scope]) -> None:

@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Final
 
 from mmcache.controller.state.base import StateInUse, StateUnusable
+from mmcache.controller.state.draft import Draft
 from mmcache.controller.state.ownership import Note
 from mmcache.controller.state.rows import (
     APPLICATION_ID,
     SCHEMA,
     SCHEMA_VERSION,
+    SCHEMAS,
+    UPGRADE,
     DamagedRow,
     State,
     read_all,
@@ -117,7 +120,8 @@ def inspect(path: Path, note: Note) -> State:
         if faults != ["ok"]:
             raise StateUnusable(_damaged(path, "; ".join(map(str, faults))))
         found = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
-        if found != set(SCHEMA):
+        (version,) = connection.execute("PRAGMA user_version").fetchone()  # the header's may be older than the -wal's
+        if found != SCHEMAS.get(version):
             raise StateUnusable(_damaged(path, "its tables are not those of this version"))
         try:
             state = read_all(connection)
@@ -149,6 +153,25 @@ def connect(path: Path) -> sqlite3.Connection:
             connection.close()
             raise
     return connection
+
+
+def upgrade(path: Path, connection: sqlite3.Connection, state: State) -> State:
+    """Make one of an earlier version, which was looked at, one of this; returns its state. Raises StateUnusable.
+
+    All of it or nothing: an earlier mmcache refuses it from then on, and else opens it as it was.
+    """
+    with _named(path):
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version == SCHEMA_VERSION:
+            return state
+        connection.execute("BEGIN IMMEDIATE")
+        for statement in UPGRADE:
+            connection.execute(statement)
+        draft = Draft(connection, state)
+        draft.finish()
+        connection.execute("COMMIT")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    return draft.state
 
 
 def wal_of(path: Path) -> Path:
@@ -198,7 +221,7 @@ def _check_header(path: Path) -> None:
             f"{path} was written by a newer mmcache: its schema has version {version}, and this one knows"
             f" {SCHEMA_VERSION}. Start that version, or {_way_out(path)}"
         )
-    if version < SCHEMA_VERSION:
+    if version < min(SCHEMAS):
         raise StateUnusable(_damaged(path, f"its schema has version {version}, which no mmcache has written"))
 
 

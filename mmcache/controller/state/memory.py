@@ -13,11 +13,13 @@ import msgspec
 from mmcache.controller.state.base import (
     AuditRecord,
     Invalidation,
+    PinRecord,
     StateFull,
     StateLimits,
     StateLost,
     StateStore,
     check_batch,
+    check_pins,
 )
 from mmcache.controller.state.checks import (
     check_number,
@@ -52,6 +54,8 @@ class _Contents(msgspec.Struct):
     head: int = 0
     invalidations: dict[int, Invalidation] = {}
     held: dict[int, Selector] = {}
+    pins: dict[int, PinRecord] = {}
+    last_pin: int = 0
     scopes: dict[bytes, Scope] = {}
     settings: dict[str, str] = {}
     audit: dict[int, AuditRecord] = {}
@@ -190,6 +194,30 @@ class MemoryStateStore(StateStore):
         contents = self._read()
         check_text("idempotency_key", key, 128)
         return next((known for known in contents.invalidations.values() if known.idempotency_key == key), None)
+
+    @property
+    def last_pin(self) -> int:
+        """See `StateStore`."""
+        return self._contents.last_pin
+
+    def change_pins(
+        self, put: Sequence[PinRecord], drop: Iterable[int] = (), *, audit: Sequence[AuditRecord] = ()
+    ) -> None:
+        """See `StateStore`."""
+        contents = self._read()
+        last = check_pins(put, contents.last_pin)
+        gone = check_numbers(drop, last)
+        pins = {number: pin for number, pin in contents.pins.items() if number not in gone}
+        pins |= {pin.id: pin for pin in put}
+        if len(pins) > self._limits.max_pins and any(pin.id not in contents.pins for pin in put):
+            raise StateFull(f"there would be more than {self._limits.max_pins} pins")
+        with self._write() as draft:
+            draft.pins, draft.last_pin = dict(sorted(pins.items())), last
+            self._record(draft, audit)
+
+    def pins(self) -> list[PinRecord]:
+        """See `StateStore`."""
+        return list(self._read().pins.values())
 
     def add_scopes(self, scopes: Iterable[Scope]) -> None:
         """See `StateStore`."""

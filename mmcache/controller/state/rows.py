@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import xxhash
 
-from mmcache.controller.state.base import AuditRecord, Invalidation
+from mmcache.controller.state.base import AuditRecord, Invalidation, PinRecord
 from mmcache.controller.state.checks import MAX_NUMBER, MAX_TTL_MS, check_number, check_setting_name, to_json
 from mmcache.key import Scope
 from mmcache.selector import Selector
@@ -24,10 +24,12 @@ Decoded = TypeVar("Decoded")
 
 APPLICATION_ID: Final = 0x6D6D6331
 """`mmc1`: says in a file's header that the database is one of these."""
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 SCHEMA: Final = (
     "CREATE TABLE state (id INTEGER PRIMARY KEY, lineage TEXT, head INTEGER, term INTEGER, ttl_ms INTEGER,"
-    " earlier_ttl_ms INTEGER, held INTEGER, forgotten INTEGER, commits INTEGER, total INTEGER, checksum INTEGER)",
+    " earlier_ttl_ms INTEGER, held INTEGER, forgotten INTEGER, commits INTEGER, total INTEGER, last_pin INTEGER,"
+    " checksum INTEGER)",
+    "CREATE TABLE pins (id INTEGER PRIMARY KEY, selector TEXT, until REAL, reason TEXT, actor TEXT, checksum INTEGER)",
     "CREATE TABLE invalidations (number INTEGER PRIMARY KEY, selector TEXT, reason TEXT, actor TEXT, at REAL,"
     " idempotency_key TEXT, completed_at REAL, held INTEGER, checksum INTEGER)",
     "CREATE UNIQUE INDEX by_idempotency_key ON invalidations (idempotency_key) WHERE idempotency_key IS NOT NULL",
@@ -38,7 +40,22 @@ SCHEMA: Final = (
     " outcome TEXT, checksum INTEGER)",
 )
 """The text is compared with what a database says of itself: each change of it needs another version."""
-KEYS: Final = {"invalidations": "number", "scopes": "digest", "settings": "name", "audit": "id", "state": "id"}
+_STATE_1: Final = (
+    "CREATE TABLE state (id INTEGER PRIMARY KEY, lineage TEXT, head INTEGER, term INTEGER, ttl_ms INTEGER,"
+    " earlier_ttl_ms INTEGER, held INTEGER, forgotten INTEGER, commits INTEGER, total INTEGER, checksum INTEGER)"
+)
+SCHEMAS: Final = {1: frozenset({_STATE_1, *SCHEMA[2:]}), SCHEMA_VERSION: frozenset(SCHEMA)}
+"""Of all versions that can be opened. Version 1 had no pins."""
+UPGRADE: Final = ("DROP TABLE state", *SCHEMA[:2], f"PRAGMA user_version = {SCHEMA_VERSION}")
+"""Makes version 2 of version 1, but for the row of `state`, which is to be written anew."""
+KEYS: Final = {
+    "invalidations": "number",
+    "pins": "id",
+    "scopes": "digest",
+    "settings": "name",
+    "audit": "id",
+    "state": "id",
+}
 """The tables, with the column that names a row."""
 
 _LINEAGE_DIGITS: Final = 16
@@ -52,7 +69,10 @@ class DamagedRow(Exception):
 
 
 class State(msgspec.Struct):
-    """The row of `state`. Fields as in `StateStore`; `total` is the sum of the checksums of all other rows."""
+    """The row of `state`. Fields as in `StateStore`; `total` is the sum of the checksums of all other rows.
+
+    One of version 1 lacks the last.
+    """
 
     lineage: str
     head: int = 0
@@ -63,11 +83,12 @@ class State(msgspec.Struct):
     forgotten: int = 0
     commits: int = 0
     total: int = 0
+    last_pin: int = 0
 
     def __post_init__(self) -> None:
         if len(self.lineage) != _LINEAGE_DIGITS or not set(self.lineage) <= set("0123456789abcdef"):
             raise ValueError(f"lineage cannot be {self.lineage!r}")
-        for name in ("head", "held", "forgotten", "commits"):
+        for name in ("head", "held", "forgotten", "commits", "last_pin"):
             check_number(name, getattr(self, name), 0)
         check_number("total", self.total, -MAX_NUMBER - 1)
         if (self.term is None) is not (self.ttl_ms is None):
@@ -117,6 +138,12 @@ def invalidation_row(invalidation: Invalidation, *, held: bool) -> Row:
     )
 
 
+def pin_row(pin: PinRecord) -> Row:
+    """A row of `pins`."""
+    selector = msgspec.json.encode(pin.selector).decode()
+    return sealed("pins", pin.id, selector, _real(pin.until), pin.reason, pin.actor)
+
+
 def scope_row(scope: Scope) -> Row:
     """A row of `scopes`."""
     return sealed("scopes", scope.digest, msgspec.json.encode(scope).decode())
@@ -143,6 +170,11 @@ def read_invalidation(row: Row) -> Held:
     return _read("invalidations", row, _held)
 
 
+def read_pin(row: Row) -> PinRecord:
+    """A row of `pins`."""
+    return _read("pins", row, _pin)
+
+
 def read_scope(row: Row) -> Scope:
     """A row of `scopes`."""
     return _read("scopes", row, _checked_scope)
@@ -165,7 +197,16 @@ def read_all(connection: sqlite3.Connection) -> State:
         raise DamagedRow(f"table state has {len(rows)} rows, not one that is numbered 1")
     state = read_state(rows[0])
     total = held = forgotten = 0
-    readers = {"invalidations": read_invalidation, "scopes": read_scope, "settings": read_setting, "audit": read_audit}
+    readers: dict[str, Callable[[Row], object]] = {
+        "invalidations": read_invalidation,
+        "pins": read_pin,
+        "scopes": read_scope,
+        "settings": read_setting,
+        "audit": read_audit,
+    }
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version < SCHEMA_VERSION:
+        del readers["pins"]
     for table, read in readers.items():
         for row in connection.execute(f"SELECT * FROM {table}"):  # noqa: S608 - names of our own
             found = read(row)
@@ -175,6 +216,8 @@ def read_all(connection: sqlite3.Connection) -> State:
                 forgotten += not found.held
                 if found.invalidation.number > state.head:
                     raise DamagedRow(f"row {row[0]} of table invalidations is beyond the head, {state.head}")
+            elif isinstance(found, PinRecord) and found.id > state.last_pin:
+                raise DamagedRow(f"row {row[0]} of table pins is beyond the last, {state.last_pin}")
     if (total, held, forgotten) != (state.total, state.held, state.forgotten):
         raise DamagedRow("rows are missing, or are older than others")
     return state
@@ -208,6 +251,10 @@ def _held(
         completed_at=completed_at,
     )
     return Held(invalidation, bool(held))
+
+
+def _pin(number: int, selector: str, until: float, reason: str, actor: str) -> PinRecord:
+    return PinRecord(id=number, selector=_selector.decode(selector), until=until, reason=reason, actor=actor)
 
 
 def _checked_scope(digest: bytes, fields: str) -> Scope:

@@ -15,11 +15,13 @@ from mmcache.controller.state import database, rows
 from mmcache.controller.state.base import (
     AuditRecord,
     Invalidation,
+    PinRecord,
     StateFull,
     StateLimits,
     StateLost,
     StateStore,
     check_batch,
+    check_pins,
 )
 from mmcache.controller.state.checks import (
     check_number,
@@ -72,7 +74,8 @@ class SqliteStateStore(StateStore):
 
         Raises:
             StateInUse: another process has it.
-            StateUnusable: it cannot be made or opened, is damaged, or not one of this version. It was left as it is.
+            StateUnusable: it cannot be made or opened, is damaged, or of a version that is not known. It was left as
+                it is.
         """
         path = Path(path)
         database.exists(path)
@@ -85,6 +88,7 @@ class SqliteStateStore(StateStore):
             try:
                 ownership.watch(path)
                 ownership.watch(database.wal_of(path))
+                state = database.upgrade(path, connection, state)
                 ownership.note(state.lineage, state.commits)
                 return cls(path, ownership, connection, state, limits or StateLimits())
             except BaseException:
@@ -206,6 +210,38 @@ class SqliteStateStore(StateStore):
         check_text("idempotency_key", key, 128)
         with self._reading():
             return next(iter(self._invalidations("WHERE idempotency_key = ?", key)), None)
+
+    @property
+    def last_pin(self) -> int:
+        """See `StateStore`."""
+        return self._state.last_pin
+
+    def change_pins(
+        self, put: Sequence[PinRecord], drop: Iterable[int] = (), *, audit: Sequence[AuditRecord] = ()
+    ) -> None:
+        """See `StateStore`."""
+        with self._reading():
+            last = check_pins(put, self.last_pin)
+            new = {pin.id: pin for pin in put}
+            dropped = [number for number in check_numbers(drop, last) if number not in new]
+            gone = [number for number in dropped if self._row("pins", number) is not None]
+            added = sum(self._row("pins", number) is None for number in new)
+            if added and self._count("pins") + added - len(gone) > self._limits.max_pins:
+                raise StateFull(f"there would be more than {self._limits.max_pins} pins")
+            if not (new or gone or audit):
+                return
+            with self._writing() as draft:
+                for number in gone:
+                    draft.drop("pins", number)
+                for pin in new.values():
+                    draft.put("pins", rows.pin_row(pin))
+                draft.state.last_pin = last
+                self._record(draft, audit)
+
+    def pins(self) -> list[PinRecord]:
+        """See `StateStore`."""
+        with self._reading():
+            return [rows.read_pin(row) for row in self._connection.execute("SELECT * FROM pins ORDER BY id")]
 
     def add_scopes(self, scopes: Iterable[Scope]) -> None:
         """See `StateStore`."""
