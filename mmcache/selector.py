@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from mmcache.errors import InvalidKey
 from mmcache.key import EmbeddingKey, Scope, check_field, check_mm_hash
 
 
@@ -42,6 +43,13 @@ class Selector(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, forbi
     def of(cls, scope: Scope, mm_hash: str) -> Selector:
         """Matches the one key that has this scope and mm_hash."""
         return cls(**{name: getattr(scope, name) for name in scope.__struct_fields__}, mm_hash=mm_hash)
+
+    def key(self) -> EmbeddingKey:
+        """The one key that it matches. Raises InvalidKey where a field is not given."""
+        fields = self.fields()
+        if missing := [name for name in self.__struct_fields__ if name not in fields]:
+            raise InvalidKey(f"{', '.join(missing)}: not given, so that more than one key may match")
+        return EmbeddingKey(**fields)  # type: ignore[arg-type]
 
     def fields(self) -> dict[str, str | None]:
         """The fields that are given."""

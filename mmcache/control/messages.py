@@ -34,12 +34,15 @@ MAX_FIGURES: Final = 256
 MAX_PUSH: Final = 512
 """Most invalidations in one push: as many fit into a message, however large."""
 MAX_REASON: Final = 512
-"""Most characters of why something was invalidated, or refused."""
+"""Most characters of why something was invalidated, pinned, or refused."""
+MAX_PIN_MS: Final = 30 * 86_400_000
+"""Longest time for which something is pinned. It may be pinned again."""
 
 Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 U64 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 ObjectBytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 47)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=86_400_000)]
+PinMilliseconds = Annotated[int, msgspec.Meta(ge=0, le=MAX_PIN_MS)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 Lineage = Annotated[str, msgspec.Meta(pattern="^[a-z0-9]{1,32}$")]
@@ -327,6 +330,30 @@ class Follow(_Message, frozen=True, tag=15):
     wait_ms: Milliseconds
 
 
+class Pin(_Message, frozen=True, tag=18):
+    """Keep what matches for `ttl_ms` from now: one selector, or up to so many that each name one key.
+
+    Sent again, it is the same pin, which lasts until later.
+    """
+
+    term: U64
+    session: U64
+    request: U64
+    selectors: Annotated[list[Selector], msgspec.Meta(min_length=1, max_length=MAX_BATCH)]
+    ttl_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_PIN_MS)]
+    reason: Text
+
+
+class Unpin(_Message, frozen=True, tag=19):
+    """End the pins that have these ids, and those of exactly these selectors. What is not pinned is passed over."""
+
+    term: U64
+    session: U64
+    request: U64
+    ids: Annotated[list[U64], msgspec.Meta(max_length=MAX_BATCH)]
+    selectors: Annotated[list[Selector], msgspec.Meta(max_length=MAX_BATCH)]
+
+
 ClientMessage = (
     Hello
     | Heartbeat
@@ -345,6 +372,8 @@ ClientMessage = (
     | Follow
     | Abandon
     | Used
+    | Pin
+    | Unpin
 )
 
 
@@ -546,6 +575,26 @@ class Progress(_Message, frozen=True, tag=77):
     awaited: list[Awaited]
 
 
+class PinAnswer(_Message, frozen=True, tag=78):
+    """Answers a `Pin`, or an `Unpin` with the ids that ended and nothing else.
+
+    Args:
+        refusal: why nothing was pinned; empty if it was. Then what follows holds, and is durable.
+        ids: of the pins, in the order of the selectors.
+        entries, nbytes: how many entries match now, and how large they are.
+        left_ms: how long the first of the pins lasts from now.
+    """
+
+    term: U64
+    session: U64
+    request: U64
+    refusal: Text
+    ids: Annotated[list[U64], msgspec.Meta(max_length=2 * MAX_BATCH)]
+    entries: U64
+    nbytes: U64
+    left_ms: PinMilliseconds
+
+
 ControllerMessage = (
     Welcome
     | HelloAgain
@@ -560,6 +609,7 @@ ControllerMessage = (
     | Push
     | Invalidated
     | Progress
+    | PinAnswer
 )
 
 _Decoded = TypeVar("_Decoded")

@@ -34,11 +34,13 @@ from mmcache.control.messages import (
     Invalidate,
     Leave,
     Lookup,
+    Pin,
     Renew,
     Report,
     Resend,
     Resolved,
     Used,
+    Unpin,
     Welcome,
 )
 from mmcache.controller.announcements import LOCAL_PEER, Announcements, Asked
@@ -49,6 +51,7 @@ from mmcache.controller.entries import Entries
 from mmcache.controller.followers import LOCAL, Follower
 from mmcache.controller.invalidations import Invalidations
 from mmcache.controller.limits import ControllerLimits
+from mmcache.controller.pinning import Answers, PinAsked, Pinning, UnpinAsked
 from mmcache.controller.reconciliation import Reconciliation
 from mmcache.controller.removals import BATCH, Removals
 from mmcache.controller.sessions import Session, Sessions
@@ -75,6 +78,8 @@ _SessionMessage = (
     | Follow
     | Abandon
     | Used
+    | Pin
+    | Unpin
 )
 
 
@@ -138,6 +143,7 @@ class ControllerCore:
             counts=self._counts,
         )
         self.room = self._entries.room
+        self.pinning = Pinning(limits, self._entries, term=term, past=past, counts=self._counts)
         self.reconciliation = Reconciliation(self._entries, self.removals, self._counts)
         self.views = Views(
             self._sessions,
@@ -183,6 +189,11 @@ class ControllerCore:
         answer = self._announcements.follow(Follower(LOCAL, request), number, wait_ms, now)
         return [] if answer is None else [(LOCAL_PEER, answer)]
 
+    def ask_pins(self, request: int, asked: PinAsked | UnpinAsked) -> Effects:
+        """Pin or unpin for the controller's own process. The answer, then or later: PinAnswer or Refused."""
+        answer = self.pinning.ask(Follower(LOCAL, request), asked)
+        return [] if answer is None else [(LOCAL_PEER, answer)]
+
     def take_writes(self) -> ToWrite | None:
         """What must be durable before the effects of the last messages are sent; None: nothing.
 
@@ -196,9 +207,11 @@ class ControllerCore:
             announcements.take_completed(),
             announcements.take_forgotten(),
             self._settled_before,
+            None if announcements.asked else self.pinning.take(self._settled),
+            self.pinning.take_over(),
         )
         self._settled_before = False
-        return todo if any((todo.scopes, todo.asked, todo.completed, todo.forgotten, todo.settled)) else None
+        return todo if any((todo.scopes, *todo[2:])) else None
 
     def take_removals(self, now: float) -> list[str]:
         """The store's names of the next batch to be removed; none: nothing is to be done now. `removed` follows."""
@@ -220,15 +233,16 @@ class ControllerCore:
 
     def written(self, now: float) -> Effects:
         """It is durable."""
+        effects = self._answered(self.pinning.written())
         if not self._announcements.asked:
-            return []
+            return effects
         self.count("invalidation", len(self._announcements.asked))
-        effects = list(self._announcements.written(now))
+        effects += self._announcements.written(now)
         return effects + self._resolved(self._entries.outdate())
 
     def not_written(self, reason: str) -> Effects:
         """Nothing of what was asked for is durable, or going to be."""
-        effects = list(self._announcements.refused(reason))
+        effects = [*self._announcements.refused(reason), *self._answered(self.pinning.not_written(reason))]
         return effects + self._resolved(self._entries.not_abandoned(self._settled))
 
     def malformed(self, peer: bytes, reason: str, now: float) -> Effects:
@@ -270,6 +284,7 @@ class ControllerCore:
         wakes += [wake for wake in self._wakes if self._sessions.find(wake.session) is not None]
         wakes += self._entries.settle_removals(now)
         self._wakes = []
+        effects += self._answered(self.pinning.tick(SWEPT_AT_ONCE, now))
         self._settled = now
         return effects + self._resolved(wakes) if wakes else effects
 
@@ -281,7 +296,8 @@ class ControllerCore:
             self._announcements.next_deadline(),
             self._strangers_until,
             self.room.next_deadline(self._settled),
-            self._settled if self._entries.directory.sweeping or self._wakes else None,
+            self.pinning.pins.next_deadline(),
+            self._settled if self._entries.directory.sweeping or self.pinning.busy or self._wakes else None,
         )
         return min((due for due in deadlines if due is not None), default=None)
 
@@ -298,6 +314,7 @@ class ControllerCore:
             "head": self._invalidations.head,
             "removals": len(self.removals),
             **self.room.sizes(),
+            **self.pinning.sizes(),
             **self.reconciliation.found,
             **self._entries.accounts.figures(),
             **dict(sorted(self._counts.items())),
@@ -396,6 +413,8 @@ class ControllerCore:
             case Follow():
                 follower = Follower(session.number, message.request)
                 return self._announcements.follow(follower, message.number, message.wait_ms, now), ()
+            case Pin() | Unpin():
+                return self.pinning.said(session, message), ()
             case Resend():
                 self._counts["resent"] += 1
                 after = min(message.after, session.pushed)
@@ -435,6 +454,16 @@ class ControllerCore:
         if knows:
             self._later += self._announcements.heard([session], now)
         return self._entries.claims.end([session.number], now)
+
+    def _answered(self, answers: Answers) -> Effects:
+        """Answers that came later; those of sessions that are over go nowhere."""
+        effects: Effects = []
+        for asker, answer in answers:
+            if asker.session == LOCAL:
+                effects.append((LOCAL_PEER, answer))
+            elif (session := self._sessions.find(asker.session)) is not None:
+                effects.append((session.peer, answer))
+        return effects
 
     def _resolved(self, wakes: Sequence[Wake]) -> Effects:
         count_results(self._counts, "resolved", [wake.result for wake in wakes])

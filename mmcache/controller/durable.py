@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from mmcache.controller.announcements import Asked
+from mmcache.controller.pins import Pin
 from mmcache.key import Scope
 from mmcache.selector import Selector
 
@@ -25,6 +26,8 @@ class Past(NamedTuple):
         remembered: numbers of invalidations by the idempotency keys with which they were asked for.
         terms: the last `MAX_TERMS` terms, oldest first, each with the head when it began.
         strangers_until: until when sessions of a term before may live; None: there can be none.
+        pins: those whose time may not be over, in the order of their ids, on the core's clock.
+        last_pin: the id of the newest pin that ever was.
     """
 
     lineage: str
@@ -35,6 +38,25 @@ class Past(NamedTuple):
     remembered: Sequence[tuple[str, int]] = ()
     terms: Sequence[tuple[int, int]] = ()
     strangers_until: float | None = None
+    pins: Sequence[Pin] = ()
+    last_pin: int = 0
+
+
+class PinsChange(NamedTuple):
+    """What becomes of pins at somebody's wish.
+
+    Args:
+        put: new ones, and such as are changed.
+        drop: ids of those that end.
+        now: the core's clock, by which `put` last.
+        role: as what the actor wished it. What is wished in a role is also recorded for an audit; empty: a session did.
+    """
+
+    put: Sequence[Pin]
+    drop: Sequence[int]
+    now: float
+    actor: str
+    role: str
 
 
 class ToWrite(NamedTuple):
@@ -45,6 +67,8 @@ class ToWrite(NamedTuple):
         completed: numbers of invalidations that are complete by now. That may be lost: they complete again.
         forgotten: numbers of those that count no more, since later ones cover them. That may be lost too.
         settled: whether the sessions of all earlier terms are over by now. That too.
+        pins: only where nothing is `asked`, so that a refusal is of one of them.
+        over: ids of pins whose time is over. That may be lost: it stays over.
     """
 
     scopes: Sequence[Scope]
@@ -53,3 +77,5 @@ class ToWrite(NamedTuple):
     completed: Sequence[int]
     forgotten: Sequence[int]
     settled: bool
+    pins: PinsChange | None = None
+    over: Sequence[int] = ()

@@ -14,7 +14,7 @@ MOST_BYTES: Final = 1 << 48
 class ControllerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Times in milliseconds, and the bounds of the controller's tables. Beyond a bound there is no service, no growth.
 
-    Raises ValueError for a limit that is not positive, or a time longer than a day.
+    Raises ValueError for a limit that is not positive, a time longer than a day, or a share that is not 0 to 1.
     """
 
     ttl_ms: int = 5_000
@@ -51,12 +51,21 @@ class ControllerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = MOST_BYTES
     """Nor is what is larger."""
 
+    pinned_share: float = 0.25
+    """How much of the store's capacity pins may keep, 0 to 1."""
+    max_pins: int = 10_000
+    max_pinned: int = 100_000
+    """Most entries that are pinned: the lease of each is renewed again and again."""
+
     def __post_init__(self) -> None:
         if self.min_embeddings < 0:
             raise ValueError(f"min_embeddings cannot be {self.min_embeddings}")
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if name not in ("capacity", "min_embeddings") and (
+            if name.endswith("_share"):
+                if not 0.0 <= value <= 1.0:  # nor is NaN
+                    raise ValueError(f"{name} cannot be {value}")
+            elif name not in ("capacity", "min_embeddings") and (
                 value < 1 or (name.endswith("_ms") and value > 86_400_000)
             ):
                 raise ValueError(f"{name} cannot be {value}")

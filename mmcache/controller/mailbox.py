@@ -13,12 +13,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, TypeVar
 
-from mmcache.control.messages import ControllerMessage, Invalidated, Progress, Refused
+from mmcache.control.messages import ControllerMessage, Invalidated, PinAnswer, Progress, Refused
 from mmcache.controller.core import ControllerCore, Effects
 from mmcache.errors import MMCacheError
 
 Result = TypeVar("Result")
-Outcome = Invalidated | Progress | Refused
+Outcome = Invalidated | Progress | PinAnswer | Refused
 """How what was asked of the core ends."""
 
 MOST_CALLS: Final = 1024
@@ -116,7 +116,7 @@ class Mailbox:
 
     def deliver(self, message: ControllerMessage) -> None:
         """What a message tells to whoever asked under its number."""
-        if isinstance(message, (Invalidated, Progress, Refused)):
+        if isinstance(message, Outcome):
             future = self._asked.pop(message.request, None)
             if future is not None:
                 future.set_result(message)

@@ -9,10 +9,11 @@ from typing import Final
 import msgspec
 
 from mmcache.controller.announcements import MAX_REMEMBERED, Asked
-from mmcache.controller.durable import MAX_TERMS, Past, ToWrite
+from mmcache.controller.durable import MAX_TERMS, Past, PinsChange, ToWrite
 from mmcache.controller.limits import ControllerLimits
+from mmcache.controller.pins import Pin
 from mmcache.controller.sessions import DRIFT_BOUND
-from mmcache.controller.state.base import AuditRecord, Invalidation, StateFull, StateLost, StateStore
+from mmcache.controller.state.base import AuditRecord, Invalidation, PinRecord, StateFull, StateLost, StateStore
 from mmcache.key import mm_digest
 from mmcache.selector import Selector
 
@@ -34,8 +35,8 @@ class Recorder:
     def __init__(self, store: StateStore) -> None:
         self._store = store
 
-    def begin(self, limits: ControllerLimits, now: float) -> tuple[int, Past]:
-        """Begin a term; returns its number, and what there was before. `now` is the core's clock.
+    def begin(self, limits: ControllerLimits, now: float, at: float) -> tuple[int, Past]:
+        """Begin a term; returns its number, and what there was before. `now` is the core's clock, `at` the time.
 
         Raises StateLost, or StateFull.
         """
@@ -52,6 +53,8 @@ class Recorder:
             remembered=self._remembered(),
             terms=add_term(store, term),
             strangers_until=now + before_ms / 1000 * (1 + DRIFT_BOUND),
+            pins=pins_of(store, now, at),
+            last_pin=store.last_pin,
         )
         store.begin_term(term, limits.ttl_ms)
         return term, past
@@ -78,6 +81,8 @@ class Recorder:
             ]
             audit = [_audit(one, number, at) for number, one in enumerate(todo.asked, todo.first) if one.role]
             store.invalidate(batch, forget=todo.forgotten, audit=audit)
+        elif todo.pins is not None:
+            write_pins(store, todo.pins, at)
         try:  # what was asked for is durable by now, so that nothing else may be taken for a refusal of it
             if todo.forgotten and not todo.asked:
                 store.forget(todo.forgotten)
@@ -85,6 +90,8 @@ class Recorder:
                 store.complete(todo.completed, at)
             if todo.settled:
                 store.settle_terms()
+            if todo.over:
+                store.change_pins((), todo.over)
         except StateFull as error:
             _log.warning("it is not remembered what is complete or over: %s", error)
 
@@ -114,6 +121,27 @@ def add_term(store: StateStore, term: int) -> list[tuple[int, int]]:
     return terms
 
 
+def pins_of(store: StateStore, now: float, at: float) -> list[Pin]:
+    """The pins of a store on a core's clock, which says `now` at the time `at`."""
+    return [Pin(one.id, one.selector, now + one.until - at, one.reason, one.actor) for one in store.pins()]
+
+
+def write_pins(store: StateStore, change: PinsChange, at: float) -> None:
+    """Make a change of pins durable at the time `at`, which is when they were asked for."""
+    put = [
+        PinRecord(
+            id=pin.id,
+            selector=pin.selector,
+            until=at + pin.until - change.now,
+            reason=_printable(pin.reason),
+            actor=_printable(pin.actor),
+        )
+        for pin in change.put
+    ]
+    audit = [_audit_of_pins(change, at)] if change.role and (put or change.drop) else []
+    store.change_pins(put, change.drop, audit=audit)
+
+
 def told(selector: Selector) -> dict[str, str | None]:
     """A selector's fields for an audit record, which has room for two. A long mm_hash is told by its digest."""
     fields = selector.fields()
@@ -130,6 +158,24 @@ def _audit(asked: Asked, number: int, at: float) -> AuditRecord:
         role=asked.role,
         action="invalidate",
         detail={"number": number, "selector": told(asked.selector), **asked.note},
+        outcome="done",
+    )
+
+
+def _audit_of_pins(change: PinsChange, at: float) -> AuditRecord:
+    """Of pins, or their end; of several, the record tells the first."""
+    detail: dict[str, object] = {"pins": len(change.put) + len(change.drop)}
+    if change.put:
+        first = change.put[0]
+        detail |= {"id": first.id, "selector": told(first.selector), "until": at + first.until - change.now}
+    else:
+        detail["id"] = change.drop[0]
+    return AuditRecord(
+        at=at,
+        actor=_printable(change.actor),
+        role=change.role,
+        action="pin" if change.put else "unpin",
+        detail=detail,
         outcome="done",
     )
 

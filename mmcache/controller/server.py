@@ -60,7 +60,7 @@ def begin_term(store: StateStore, limits: ControllerLimits | None = None) -> tup
     """A core for one start of a controller, with what its store remembers. Raises StateLost or StateFull."""
     limits = limits or ControllerLimits()
     recorder = Recorder(store)
-    term, past = recorder.begin(limits, _now())
+    term, past = recorder.begin(limits, _now(), time.time())
     return ControllerCore(limits, term=term, past=past, random_session=_random_number), recorder
 
 

@@ -204,7 +204,7 @@ def test_nothing_is_told_or_counts_before_it_is_durable() -> None:
 def test_what_is_durable_is_not_refused_for_what_may_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     store = volatile_store()
     recorder = Recorder(store)
-    recorder.begin(ControllerLimits(), 0.0)
+    recorder.begin(ControllerLimits(), 0.0, 1.0)
 
     def write(number: int, completed: int) -> None:
         asked = [Asked(A, "", "n", "")]
