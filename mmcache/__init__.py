@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mmcache.client.aio import AsyncMMCache
     from mmcache.client.cache import MMCache
     from mmcache.client.invalidate import Invalidation
+    from mmcache.client.pins import Pinned
     from mmcache.client.results import Embedding, EntryInfo, Mark, PutResult
     from mmcache.errors import (
         ConfigError,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         InvalidKey,
         LifecycleError,
         MMCacheError,
+        PinRefused,
         PoolExhausted,
         StoreUnavailable,
     )
@@ -42,6 +44,7 @@ _LAZY = {
     "Invalidation": "mmcache.client.invalidate",
     "MMCache": "mmcache.client.cache",
     "Mark": "mmcache.client.results",
+    "Pinned": "mmcache.client.pins",
     "PutResult": "mmcache.client.results",
     "Selector": "mmcache.selector",
 }
@@ -83,6 +86,8 @@ __all__ = [
     "MMCache",
     "MMCacheError",
     "Mark",
+    "PinRefused",
+    "Pinned",
     "PoolExhausted",
     "PutResult",
     "Selector",

@@ -56,6 +56,10 @@ class ControllerUnavailable(MMCacheError):
     """No fresh session with the controller."""
 
 
+class PinRefused(MMCacheError):
+    """The controller does not keep what was to be pinned; the message has the figures, and says what to do."""
+
+
 class LifecycleError(MMCacheError, RuntimeError):
     """A call before set-up, after close, or in a child after fork."""
 

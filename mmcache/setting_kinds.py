@@ -213,6 +213,15 @@ class Count(Kind, frozen=True):
         return value
 
 
+class Share(Kind, frozen=True):
+    """A part of a whole, from 0 to 1."""
+
+    def _check(self, value: object) -> float:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 <= value <= 1.0:  # nor is NaN
+            raise BadValue(f"must be a share from 0 to 1, such as 0.25, not {show(value)}")
+        return float(value)
+
+
 class Size(Count, frozen=True):
     """Bytes, as a number or with a unit."""
 

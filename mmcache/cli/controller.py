@@ -77,6 +77,7 @@ def _serve(settings: Settings) -> None:
         ),
         min_embeddings=settings.controller.min_embeddings,
         max_bytes=settings.controller.max_bytes or MOST_BYTES,
+        pinned_share=settings.controller.pinned_share,
     )
     if settings.controller.admin is not None:
         _import_admin()

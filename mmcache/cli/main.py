@@ -10,6 +10,7 @@ import typer
 from mmcache.cli.admin.audit import audit
 from mmcache.cli.admin.entries import entries
 from mmcache.cli.admin.invalidations import invalidations
+from mmcache.cli.admin.pins import pins
 from mmcache.cli.admin.sessions import sessions
 from mmcache.cli.controller import controller
 from mmcache.cli.demo.command import demo
@@ -19,6 +20,7 @@ from mmcache.cli.entries.lookup import lookup
 from mmcache.cli.entries.put import put
 from mmcache.cli.invalidate import invalidate
 from mmcache.cli.keys import keys
+from mmcache.cli.pins import pin, unpin
 from mmcache.cli.stats.command import stats
 from mmcache.cli.top.command import top
 from mmcache.cli.up import up
@@ -38,9 +40,12 @@ app.command()(put)
 app.command()(get)
 app.command()(lookup)
 app.command()(invalidate)
+app.command()(pin)
+app.command()(unpin)
 app.command()(sessions)
 app.command()(entries)
 app.command()(invalidations)
+app.command()(pins)
 app.command()(audit)
 app.command()(export)
 app.command("import")(import_)

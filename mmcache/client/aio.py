@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ from mmcache.client.calls import IoThreads, Overloaded
 from mmcache.client.invalidate import Invalidation
 from mmcache.client.local import Like
 from mmcache.client.notices import OnInvalidate
+from mmcache.client.pins import Pinnable, Pinned
 from mmcache.client.publish import Encoded, dropped
 from mmcache.client.results import Embedding, EntryInfo, Mark, PutResult
 from mmcache.errors import DeadlineExceeded
@@ -133,16 +134,23 @@ class AsyncMMCache:
     ) -> Invalidation:
         """See `MMCache.invalidate`."""
 
-        def late() -> Invalidation:
-            raise DeadlineExceeded("no thread was free to ask the controller")
-
         return await self._call(
             lambda left: self._cache.invalidate(
                 selector, reason=reason, wait=wait, everything=everything, timeout=left
             ),
             timeout,
-            late,
+            _not_asked,
         )
+
+    async def pin(self, what: Pinnable, ttl: float, *, reason: str = "", timeout: float = 30.0) -> Pinned:
+        """See `MMCache.pin`."""
+        return await self._call(
+            lambda left: self._cache.pin(what, ttl, reason=reason, timeout=left), timeout, _not_asked
+        )
+
+    async def unpin(self, what: Pinnable | Pinned | int | Sequence[int], *, timeout: float = 30.0) -> int:
+        """See `MMCache.unpin`."""
+        return await self._call(lambda left: self._cache.unpin(what, timeout=left), timeout, _not_asked)
 
     async def put_many(
         self,
@@ -295,6 +303,10 @@ def _on(threads: IoThreads, function: Callable[[], _Result]) -> asyncio.Future[_
     future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     threads.submit(run)
     return future
+
+
+def _not_asked() -> NoReturn:
+    raise DeadlineExceeded("no thread was free to ask the controller")
 
 
 async def _awaited(

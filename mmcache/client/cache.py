@@ -21,6 +21,7 @@ from mmcache.client.local import Expectation, Like
 from mmcache.client.names import NamedKey
 from mmcache.client.notices import OnInvalidate
 from mmcache.client.parts import Parts
+from mmcache.client.pins import Pinnable, Pinned, pin, unpin
 from mmcache.client.publish import DUPLICATE, Encoded, Publication, dropped
 from mmcache.client.reads import ABSENT
 from mmcache.client.results import Embedding, EntryInfo, Mark, PutResult
@@ -294,6 +295,40 @@ class MMCache:
         """
         self._check_usable()
         self._parts.notices.add(function)
+
+    # Pinning
+
+    def pin(self, what: Pinnable, ttl: float, *, reason: str = "", timeout: float = 30.0) -> Pinned:
+        """Keep entries from eviction for a time, those that are there and those that are published meanwhile.
+
+        All that is pinned may take a share of the store (`controller.pinned_share`); what matches and is published when
+        it is used up is not kept. An invalidation goes before a pin. Pinned again, it is the same pin, which lasts
+        until later and never shorter. Pins outlive the controller where it has `controller.state`.
+
+        Args:
+            what: `Selector(model="siglip", version="3")`, a key, or up to 4,096 keys, which need not be there yet.
+            ttl: seconds, at most 30 days.
+            reason: for people; at most 512 characters.
+            timeout: seconds.
+
+        Raises (also without `strict`, since whoever asks must know): PinRefused where more would be pinned than may be,
+        InvalidKey or ValueError for bad input, ControllerUnavailable or DeadlineExceeded. With these two it may have
+        been pinned even so.
+        """
+        self._check_usable()
+        return pin(self._channel, what, ttl=ttl, reason=reason, deadline=self._deadline(timeout, timeout))
+
+    def unpin(self, what: Pinnable | Pinned | int | Sequence[int], *, timeout: float = 30.0) -> int:
+        """End pins; what they kept can be evicted again. Returns how many there were, 0 if they had ended.
+
+        Args:
+            what: what `pin` returned, ids, or exactly the selector or keys that were pinned.
+            timeout: seconds.
+
+        Raises: as `pin`.
+        """
+        self._check_usable()
+        return unpin(self._channel, what, deadline=self._deadline(timeout, timeout))
 
     # Computing once
 

@@ -35,6 +35,7 @@ from mmcache.control.messages import (
     Hello,
     Hit,
     Invalidated,
+    PinAnswer,
     Progress,
 )
 from mmcache.control.session import Session, SessionView
@@ -201,8 +202,7 @@ class ControlChannel:
             reason: for people; at most 512 characters.
             idempotency: of at most 128 characters. Asked once more with the same, there is still but one invalidation.
         """
-        view = self.fresh()
-        lineage = view.lineage if view is not None else ""  # without one, the call fails
+        lineage = self._present_lineage()
         call: Call[Invalidated] = Call(1)
         ask = functools.partial(self._link.exchange.invalidate, call, selector, reason, idempotency, lineage)
         return lineage, self._ask_or_forget(call, ask, deadline)[0].number
@@ -211,6 +211,25 @@ class ControlChannel:
         """How far an invalidation is: once it is complete, or after `wait_s`."""
         call: Call[Progress] = Call(1)
         ask = functools.partial(self._link.exchange.follow, call, number, int(wait_s * 1000), lineage)
+        return self._ask_or_forget(call, ask, deadline)[0]
+
+    def pin(self, selectors: Sequence[Selector], *, ttl_ms: int, reason: str, deadline: float) -> tuple[str, PinAnswer]:
+        """Have what matches kept for a time. Returns the lineage, and what is pinned by that; it may be asked again.
+
+        Args:
+            selectors: one, or several that each name one key. The caller sees to it that they fit into a message.
+        """
+        lineage = self._present_lineage()
+        call: Call[PinAnswer] = Call(1)
+        ask = functools.partial(self._link.exchange.pin, call, list(selectors), ttl_ms, reason, lineage)
+        return lineage, self._ask_or_forget(call, ask, deadline)[0]
+
+    def unpin(self, ids: Sequence[int], selectors: Sequence[Selector], *, lineage: str, deadline: float) -> PinAnswer:
+        """End pins by their ids, in a lineage, and by exactly their selectors. An empty lineage: the present one."""
+        call: Call[PinAnswer] = Call(1)
+        ask = functools.partial(
+            self._link.exchange.unpin, call, list(ids), list(selectors), lineage or self._present_lineage()
+        )
         return self._ask_or_forget(call, ask, deadline)[0]
 
     def on_outdated(self, listener: Callable[[Sequence[Selector] | None], object]) -> None:
@@ -239,6 +258,11 @@ class ControlChannel:
         Does not wait. The controller bounds how many it invalidates for this, and one of another `lineage` none.
         """
         self._tell(functools.partial(self._link.exchange.abandon, abandoned_batches(entries), lineage))
+
+    def _present_lineage(self) -> str:
+        """Without a session there is none, and the call fails."""
+        view = self.fresh()
+        return view.lineage if view is not None else ""
 
     def _ask(self, call: Call[_Result], command: Callable[[], None], deadline: float) -> list[_Result]:
         self._check()

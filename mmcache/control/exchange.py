@@ -46,6 +46,8 @@ from mmcache.control.messages import (
     Leave,
     Lookup,
     Missing,
+    Pin,
+    PinAnswer,
     Progress,
     Refused,
     Renew,
@@ -53,6 +55,7 @@ from mmcache.control.messages import (
     Report,
     Resolution,
     Resolved,
+    Unpin,
     Waiting,
 )
 from mmcache.key import Scope
@@ -71,7 +74,7 @@ _DAY_MS: Final = 86_400_000
 
 
 _Tokened = TypeVar("_Tokened", Commitment, Abandoned)
-_Answer = Acquired | Committed | Found | Figures | Renewed | Invalidated | Progress
+_Answer = Acquired | Committed | Found | Figures | Renewed | Invalidated | Progress | PinAnswer
 
 
 class _Request(NamedTuple):
@@ -179,6 +182,16 @@ class Exchange:
         if self._accepts(call, 1, lineage=lineage):
             self._send(Follow(*self._open(Progress, call, (0,)), number, wait_ms))
 
+    def pin(self, call: Call[PinAnswer], selectors: list[Selector], ttl_ms: int, reason: str, lineage: str) -> None:
+        """Ask for pins, whose ids and figures are one result."""
+        if self._accepts(call, 1, lineage=lineage):
+            self._send(Pin(*self._open(PinAnswer, call, (0,)), selectors, ttl_ms, reason))
+
+    def unpin(self, call: Call[PinAnswer], ids: list[int], selectors: list[Selector], lineage: str) -> None:
+        """Ask for the end of pins; those that ended are one result."""
+        if self._accepts(call, 1, lineage=lineage):
+            self._send(Unpin(*self._open(PinAnswer, call, (0,)), ids, selectors))
+
     def inspect(self, call: Call[Figures]) -> None:
         """Ask for the controller's figures, which are one result."""
         if self._accepts(call, 1):
@@ -250,7 +263,7 @@ class Exchange:
         del self._requests[message.request]
         if isinstance(message, Renewed):
             self._count("control.claim_lost", self._claims.lost(message.lost))
-        elif isinstance(message, Figures | Invalidated | Progress):
+        elif isinstance(message, Figures | Invalidated | Progress | PinAnswer):
             if request.call is not None:
                 request.call.deliver(request.indices, [message])
         elif len(message.results) != len(request.indices):

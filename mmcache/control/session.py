@@ -38,6 +38,7 @@ from mmcache.control.messages import (
     Hello,
     HelloAgain,
     Invalidated,
+    PinAnswer,
     Progress,
     Push,
     Refused,
@@ -120,7 +121,7 @@ class Outdated(NamedTuple):
 class Deliver(NamedTuple):
     """A message of this session that is not the session's own business."""
 
-    message: Acquired | Resolved | Renewed | Committed | Found | Figures | Refused | Invalidated | Progress
+    message: Acquired | Resolved | Renewed | Committed | Found | Figures | Refused | Invalidated | Progress | PinAnswer
 
 
 Effect = Connect | Send | Began | Lost | Outdated | Deliver

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
+from mmcache.controller.claims import Claims
 from mmcache.controller.directory import Directory, Entry
 from mmcache.controller.pins import Pins
 from mmcache.controller.renewals import Renewals
 from mmcache.key import DIGEST_BYTES, Scope
+from mmcache.store.base import Outcome
+
+RENEWED_AFTER: Final = 3 / 8
+"""Of a lease: then it is to be renewed, for which there is another eighth."""
 
 
 class Due(NamedTuple):
@@ -30,10 +35,11 @@ class PinnedEntries:
 
     Args:
         scopes: by their digests; a name begins with one.
+        claims: what is being computed, which is not known to be lost.
         generation_of: the generation of a name that counts.
         share: of the capacity, 0 to 1.
         most: entries that are kept.
-        lease_s: the store's: each is renewed every half of it.
+        lease_s: the store's. Each is renewed before half of it is over.
         counts: where to count what was left out or lost.
     """
 
@@ -43,6 +49,7 @@ class PinnedEntries:
         directory: Directory,
         scopes: Mapping[bytes, Scope],
         *,
+        claims: Claims,
         generation_of: Callable[[bytes], int],
         share: float,
         most: int,
@@ -52,6 +59,7 @@ class PinnedEntries:
         self._pins = pins
         self._directory = directory
         self._scopes = scopes
+        self._claims = claims
         self._generation_of = generation_of
         self.share = share
         self.most = most
@@ -62,7 +70,7 @@ class PinnedEntries:
         """Of all that is pinned."""
         self.capacity_bytes: int | None = None
         """The store's, see `set_capacity`."""
-        self.renewals = Renewals(lease_s / 2)
+        self.renewals = Renewals(lease_s * RENEWED_AFTER)
         self.on_change: Callable[[bytes, bool], object] | None = None
         """Called with a name, and whether it is pinned from now on."""
         self._swept_version = pins.version
@@ -131,7 +139,7 @@ class PinnedEntries:
     # Leases
 
     def take_due(self, now: float, most: int) -> list[Due]:
-        """Entries whose leases are to be renewed now, up to `most`; `renewed` or `not_renewed` follows."""
+        """Entries whose leases are to be renewed now, up to `most`. `renewed` or `not_renewed` follows."""
         due: list[Due] = []
         for name in self.renewals.take(now, most):
             entry = self._directory.entry(name)
@@ -139,18 +147,29 @@ class PinnedEntries:
                 due.append(Due(name, entry.hit.generation, entry.hit.revision))
         return due
 
-    def renewed(self, due: Due) -> None:
-        """It has a new lease."""
-        self._counts["pin.renewed"] += 1
+    def renewed(self, due: Sequence[Due], outcomes: Sequence[Outcome]) -> bool:
+        """What became of them, in their order: OK, NOT_FOUND, or why nobody knows. False: of some, nobody does.
 
-    def lost(self, due: Due) -> None:
-        """The store has it no more."""
-        if self._directory.drop(due.name, due.revision):
-            self._counts["pin.lost"] += 1
+        What the store lost is forgotten, unless something was heard of it since it was taken. Raises ValueError for
+        another number of outcomes.
+        """
+        if len(due) != len(outcomes):
+            raise ValueError(f"outcomes: {len(outcomes)} for {len(due)}")
+        unknown: list[Due] = []
+        for one, outcome in zip(due, outcomes, strict=True):
+            if outcome is Outcome.OK:
+                self._counts["pin.renewed"] += 1
+            elif outcome is not Outcome.NOT_FOUND:
+                unknown.append(one)
+            elif self._claims.token_of(one.name) is None and self._directory.drop(one.name, one.revision):
+                self._counts["pin.lost"] += 1
+        self.not_renewed(unknown)
+        return not unknown
 
-    def not_renewed(self, due: Due) -> None:
-        """Nobody knows: it is to be tried again at once."""
-        self.renewals.failed([due.name])
+    def not_renewed(self, due: Sequence[Due]) -> None:
+        """Nobody knows what became of them: they are due again at once."""
+        self._counts["pin.not_renewed"] += len(due)
+        self.renewals.failed(one.name for one in due)
 
     def _keep(self, name: bytes, nbytes: int) -> None:
         """Unless there is no room for it."""

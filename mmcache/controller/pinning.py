@@ -86,6 +86,7 @@ class Pinning:
             self.pins,
             entries.directory,
             entries.scopes,
+            claims=entries.claims,
             generation_of=entries.generation_of,
             share=limits.pinned_share,
             most=limits.max_pinned,

@@ -279,7 +279,12 @@ class MooncakeStore(Store):
 
     def exists(self, names: Sequence[str], *, deadline: float) -> list[bool]:
         """See `Store`."""
-        return [code == 1 for code in self._codes(self._binding.batch_is_exist, names, deadline)]
+        return [outcome is Outcome.OK for outcome in self.renew(names, deadline=deadline)]
+
+    def renew(self, names: Sequence[str], *, deadline: float) -> list[Outcome]:
+        """Give each object that is complete in the store a new lease: OK, NOT_FOUND, or why that is not known."""
+        codes = self._codes(self._binding.batch_is_exist, names, deadline)
+        return [_presence(code) for code in codes]
 
     def remove(self, names: Sequence[str], *, deadline: float) -> list[Outcome]:
         """See `Store`."""
@@ -429,6 +434,13 @@ class MooncakeStore(Store):
         elif time.monotonic() - self._memory_unknown_since > GONE_AFTER_S:
             self._gone = True
         return Outcome.UNAVAILABLE
+
+
+def _presence(code: int | Outcome) -> Outcome:
+    """What an answer about one object says: 1, 0, or a code that says neither."""
+    if isinstance(code, Outcome):
+        return code
+    return {1: Outcome.OK, 0: Outcome.NOT_FOUND}.get(code) or outcome_of(code)
 
 
 def _now() -> float:

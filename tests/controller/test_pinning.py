@@ -177,6 +177,9 @@ def test_an_invalidation_beats_a_pin_and_what_is_published_then_is_pinned_again(
     assert names(world) == {name(SCOPE, "b")}
     put(client, SCOPE, "a", generation=1, nbytes=123)
     assert world.stats("pinned_bytes") == (5123,)
+    client.ask(Invalidate(TERM, client.session, next(client.requests), Selector(mm_hash="b"), "", ""))
+    put(client, SCOPE, "b", generation=2, nbytes=200)  # in the place of what no sweep has come to
+    assert world.stats("pinned_bytes", "pinned_entries") == (323, 2)
 
 
 def test_a_large_directory_is_looked_at_in_pieces_while_others_are_served() -> None:

@@ -21,6 +21,8 @@ from mmcache.controller.reaper.messages import (
     Listed,
     Remove,
     Removed,
+    Renew,
+    Renewed,
     decode_from_child,
     decode_to_child,
     encode,
@@ -59,6 +61,16 @@ def test_a_piece_of_a_list_comes_back_as_it_was_and_fits(number: int, records: b
     packet = encode(Listed(number, records, last))
     assert len(packet) <= MAX_MESSAGE_BYTES
     assert decode_from_child(packet) == Listed(number, records, last)
+
+
+@example((1 << 63) - 1, [LONGEST] * BATCH)
+@given(NUMBERS, st.lists(st.just(LONGEST), min_size=1, max_size=BATCH))
+def test_a_batch_that_is_to_be_renewed_comes_back_as_it_was_and_fits(number: int, names: list[str]) -> None:
+    packet = encode(Renew(number, names))
+    assert len(packet) <= MAX_MESSAGE_BYTES
+    assert decode_to_child(packet) == Renew(number, names)
+    renewed = Renewed(number, [Outcome.OK, Outcome.NOT_FOUND, Outcome.UNAVAILABLE])
+    assert decode_from_child(encode(renewed)) == renewed
 
 
 def test_what_is_to_be_listed_comes_back_as_it_was() -> None:

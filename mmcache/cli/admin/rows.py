@@ -74,6 +74,16 @@ class FollowedInvalidation(Invalidation):
     awaited: list[AwaitedSession]
 
 
+class Pin(msgspec.Struct):
+    """One pin."""
+
+    id: int
+    selector: dict[str, str | None]
+    until: float
+    reason: str
+    actor: str
+
+
 class Record(msgspec.Struct):
     """What somebody did."""
 
@@ -104,6 +114,13 @@ class InvalidationsPage(msgspec.Struct, rename={"rows": "invalidations"}):
     """See `listing.Page`."""
 
     rows: list[Invalidation]
+    next: int | None
+
+
+class PinsPage(msgspec.Struct, rename={"rows": "pins"}):
+    """See `listing.Page`."""
+
+    rows: list[Pin]
     next: int | None
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from mmcache.controller.admin import browsing, capacity, health, invalidating, problems
+from mmcache.controller.admin import browsing, capacity, health, invalidating, pinning, problems
 from mmcache.controller.admin.bodies import BoundedBodies
 from mmcache.controller.admin.desk import Desk
 from mmcache.controller.admin.health import Prober
@@ -44,7 +44,7 @@ def make_app(desk: Desk, *, version: str) -> FastAPI:
     )
     app.state.desk = desk
     app.state.prober = Prober(desk)
-    for router in (health.router, capacity.router, invalidating.router, browsing.router):
+    for router in (health.router, capacity.router, invalidating.router, pinning.router, browsing.router):
         app.include_router(router)
     problems.install(app)
     described: dict[str, Any] = {}

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final, TypeVar
 
-from mmcache.control.messages import Progress, Refused
+from mmcache.control.messages import Invalidated, PinAnswer, Progress, Refused
 from mmcache.controller.admin import problems
 from mmcache.controller.admin.engine_caches import EngineCaches
 from mmcache.controller.admin.tokens import Tokens
 from mmcache.controller.announcements import Asked
 from mmcache.controller.core import ControllerCore
 from mmcache.controller.mailbox import Mailbox
+from mmcache.controller.pinning import PinAsked, UnpinAsked
 from mmcache.controller.state.base import StateStore
 
 Result = TypeVar("Result")
@@ -69,7 +70,23 @@ class Desk:
             if message.reason.startswith("overloaded"):
                 raise problems.overloaded(message.reason)
             raise problems.no_room(message.reason)
+        if not isinstance(message, Invalidated):
+            raise TypeError(f"an invalidation was answered with {type(message).__name__}")
         return message.number
+
+    async def ask_pins(self, asked: PinAsked | UnpinAsked) -> PinAnswer:
+        """Pin or unpin; what is answered is durable. Raises Problem if it is not done."""
+        future = self.mailbox.ask(lambda core, request, _: core.ask_pins(request, asked))
+        message = await _answer(future, _CALL_TIMEOUT_S)
+        if isinstance(message, Refused):
+            if message.reason.startswith("overloaded"):
+                raise problems.overloaded(message.reason)
+            raise problems.Problem(422, "invalid", message.reason)
+        if not isinstance(message, PinAnswer):
+            raise TypeError(f"a pin was answered with {type(message).__name__}")
+        if message.refusal:
+            raise problems.Problem(409, "pin-refused", message.refusal)
+        return message
 
     async def follow(self, number: int, wait_s: float) -> Progress:
         """How far an invalidation is: at once if it is complete, or when it is, or after so many seconds."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from mmcache.control.messages import MAX_BATCH, MAX_PIN_MS
 from mmcache.key import EmbeddingKey
 from mmcache.selector import Selector
 
@@ -138,6 +139,26 @@ class Keys(_Strict):
     ]
 
 
+class NewPin(_Strict):
+    """Keep what matches from eviction for a time: by a selector, or by keys."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"selector": {"model": "google/siglip", "version": "3"}, "ttl": 3600.0, "reason": "a launch"},
+                {"keys": [{"model": "google/siglip", "version": "3", "mm_hash": "5d41402abc4b2a76"}], "ttl": 60.0},
+            ]
+        }
+    )
+
+    selector: Annotated[SelectorFields | None, Field(description="At least one field of it.")] = None
+    keys: Annotated[list[Key] | None, Field(min_length=1, max_length=MAX_BATCH, description="Instead.")] = None
+    ttl: Annotated[
+        float, Field(gt=0, le=MAX_PIN_MS / 1000, allow_inf_nan=False, strict=True, description="Seconds from now.")
+    ]
+    reason: Annotated[Printable, Field(max_length=512, description="For people; printable, and kept with it.")] = ""
+
+
 class NumberedPage(_Strict):
     """The newest first, below a number."""
 
@@ -262,6 +283,41 @@ class MadeInvalidation(FollowedInvalidation):
         ),
     ]
     engines: Annotated[list[ClearedEngine], Field(description="With `clear_engines`: one for each of `engines.urls`.")]
+
+
+class MadePin(_Answer):
+    """What is pinned."""
+
+    ids: Annotated[list[Number], Field(description="One for the selector, or one a key.")]
+    entries: Annotated[int, Field(description="Known entries that match.")]
+    nbytes: Annotated[int, Field(description="Their size in the store.")]
+    until: Annotated[UnixTime, Field(description="When the first of the pins ends.")]
+
+
+class Pin(_Answer):
+    """One pin."""
+
+    id: Number
+    selector: Annotated[dict[str, str | None], Field(examples=[{"model": "google/siglip", "version": "3"}])]
+    until: UnixTime
+    reason: str
+    actor: Annotated[str, Field(description="Who asked for it first.")]
+
+
+class PinList(_Answer):
+    """A page, and how much all pins keep."""
+
+    pins: list[Pin]
+    next: Number | None
+    entries: Annotated[int, Field(description="Entries that are kept.")]
+    nbytes: Annotated[int, Field(description="Their size in the store.")]
+    most_nbytes: Annotated[int | None, Field(description="How much may be kept; null: not known yet.")]
+
+
+class EndedPins(_Answer):
+    """Pins that ended."""
+
+    ids: list[Number]
 
 
 class Matches(_Answer):

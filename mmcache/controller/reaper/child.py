@@ -31,6 +31,8 @@ from mmcache.controller.reaper.messages import (
     Listed,
     Remove,
     Removed,
+    Renew,
+    Renewed,
     ToChild,
     decode_from_child,
     encode,
@@ -103,6 +105,18 @@ class ReaperChild:
         answer = self._hear(ANSWER_TIMEOUT_S)
         if not isinstance(answer, Removed) or answer.number != self._asked or len(answer.outcomes) != len(names):
             raise ChildLost(f"answered Remove with {type(answer).__name__} of something else")
+        return answer.outcomes
+
+    def renew(self, names: list[str]) -> list[Outcome]:
+        """Have it renew the leases of objects; returns which are there: OK, NOT_FOUND, or why that is not known.
+
+        It must be attached. Raises ChildLost or Stopped.
+        """
+        self._asked += 1
+        self._tell(Renew(self._asked, names))
+        answer = self._hear(ANSWER_TIMEOUT_S)
+        if not isinstance(answer, Renewed) or answer.number != self._asked or len(answer.outcomes) != len(names):
+            raise ChildLost(f"answered Renew with {type(answer).__name__} of something else")
         return answer.outcomes
 
     def names(self, metrics: str, lineage: str) -> Iterator[bytes]:

@@ -4,6 +4,7 @@ Attach ──► Attached | Failed, and the child ends        once, before any R
 Remove ──► Removed
 List   ──► Listed, Listed, …, and at last Listed with `last`, or Failed
 Describe ► Described, … until all are, or Failed        after Attach
+Renew  ──► Renewed                                      after Attach
 
 One is asked at a time, but for Describe: up to MOST_DESCRIBES may be asked and not answered, and answers come in order.
 Failed answers all of them that were asked, or none: the parent cannot know, and ends the child.
@@ -65,7 +66,14 @@ class Describe(_Message, frozen=True, tag=4):
     records: Annotated[bytes, msgspec.Meta(min_length=RECORD.size, max_length=BATCH * RECORD.size)]
 
 
-ToChild = Attach | Remove | List | Describe
+class Renew(_Message, frozen=True, tag=5):
+    """Give each of these that is there a new lease."""
+
+    number: Number
+    names: Annotated[list[StoreName], msgspec.Meta(min_length=1, max_length=BATCH)]
+
+
+ToChild = Attach | Remove | List | Describe | Renew
 
 
 class Attached(_Message, frozen=True, tag=11):
@@ -110,7 +118,14 @@ class Described(_Message, frozen=True, tag=15):
     entries: Annotated[list[Description | None], msgspec.Meta(min_length=1, max_length=BATCH)]
 
 
-FromChild = Attached | Failed | Removed | Listed | Described
+class Renewed(_Message, frozen=True, tag=16):
+    """What became of each, in their order: OK, NOT_FOUND, or why nobody knows."""
+
+    number: Number
+    outcomes: Annotated[list[Outcome], msgspec.Meta(min_length=1, max_length=BATCH)]
+
+
+FromChild = Attached | Failed | Removed | Listed | Described | Renewed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_child = msgspec.msgpack.Decoder(ToChild).decode

@@ -33,6 +33,8 @@ from mmcache.controller.reaper.messages import (
     Listed,
     Remove,
     Removed,
+    Renew,
+    Renewed,
     decode_to_child,
     encode,
 )
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 ATTACH_TIMEOUT_S: Final = 3.0
 """How long the master, and a sidecar, have to show that they run."""
 REMOVE_TIMEOUT_S: Final = 5.0
+RENEW_TIMEOUT_S: Final = 5.0
 LIST_TIMEOUT_S: Final = 5.0
 """For each piece of the list of names."""
 _REGION_BYTES: Final = 1 << 16
@@ -91,6 +94,9 @@ def _serve(connection: socket.socket) -> int:
             case Remove(number, names) if store is not None:
                 outcomes = store.remove(names, deadline=time.monotonic() + REMOVE_TIMEOUT_S)
                 connection.send(encode(Removed(number, outcomes)))
+            case Renew(number, names) if store is not None:
+                outcomes = store.renew(names, deadline=time.monotonic() + RENEW_TIMEOUT_S)
+                connection.send(encode(Renewed(number, outcomes)))
             case Describe() as asked if describer is not None:
                 _describe(connection, describer, asked)
             case message:

@@ -1,6 +1,7 @@
 """The reaper's thread: takes names from the core, has a child remove them, and tells the core what came of it.
 
-From time to time it has the child list what the store has, for the core to compare the directory with. The thread and
+From time to time it has the child list what the store has, for the core to compare the directory with, and between all
+that renew the leases of what is pinned. The thread and
 its child may stand still, hang or die; the controller's own loop only carries out short calls of it.
 """
 
@@ -24,6 +25,7 @@ from mmcache.controller.core import ControllerCore
 from mmcache.controller.mailbox import Mailbox, MailboxClosed, MailboxFull
 from mmcache.controller.reaper.child import ChildLost, ReaperChild, Stopped
 from mmcache.controller.reaper.messages import Description
+from mmcache.controller.reaper.renewing import Renewing
 from mmcache.controller.reconciliation import MOST_RECORDS, RECORD
 from mmcache.controller.removals import BATCH
 from mmcache.errors import StoreUnavailable
@@ -48,7 +50,9 @@ _END_PATIENCE_S: Final = 5.0
 _REMOVES: Final = "removes what nobody reads"
 _LISTS: Final = "lists what the store has"
 _MEASURES: Final = "measures how much room the store has"
+_RENEWS: Final = "renews the leases of what is pinned"
 _MEANWHILE: Final = {
+    _RENEWS: "the store may evict it",
     _REMOVES: "only the store's eviction frees room",
     _LISTS: "the directory does not know what the store has lost",
     _MEASURES: "nothing is evicted but by the store itself",
@@ -82,7 +86,8 @@ class Reaper:
         self._scaled = False
         """Whether the quotas were more than the capacity when it was measured last."""
         self._troubles: dict[str, str] = {}
-        """What was logged last of removals and listings, and is so still."""
+        """What was logged last of removals, listings and renewals, and is so still."""
+        self._renewing = Renewing(self._in_core, self._attached_child, settings.lease)
         self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="mmcache-reaper", daemon=True)
@@ -121,11 +126,12 @@ class Reaper:
             names = self._take()
             if names and (outcomes := self._remove(names)) is not None:
                 self._tell(outcomes)  # before the store is measured: what it gave up must not count as room twice
+            self._renew()
             if metrics is not None and time.monotonic() >= self._measure_at:
                 self._measure(metrics)
             if metrics is not None and (self._reads or time.monotonic() >= self._list_at):
                 self._look(metrics)
-            self._wait(0.0 if self._reads else PACE_S if names else IDLE_S)
+            self._wait(0.0 if self._reads else PACE_S if names else min(IDLE_S, self._renewing.every_s))
 
     def _measure(self, metrics: str) -> None:
         """Tell the core how much of the store is used. If that is less than it should be, it is time for a listing."""
@@ -211,7 +217,7 @@ class Reaper:
         for records in child.names(metrics, self._in_core(_begin)):
             self._in_core(functools.partial(_saw, records))
         while self._in_core(_sweep):
-            pass
+            self._renew()
 
     def _read(self) -> bool:
         """Have the directory learn what it lacks; returns whether there may be more."""
@@ -229,6 +235,19 @@ class Reaper:
         while records:
             yield records
             records = b"" if time.monotonic() >= until else self._in_core(_take_unread)
+
+    def _renew(self) -> None:
+        """Renew what is due; where that fails, it is due still."""
+        try:
+            answered = self._renewing.turn()
+        except (OSError, StoreUnavailable, ChildLost, MailboxFull, FutureTimeout) as error:
+            self._complain(_RENEWS, f"failed: {error or 'the controller has no time'}")
+            self._end_child()
+        else:
+            if answered:
+                self._all_is_well(_RENEWS)
+            else:
+                self._complain(_RENEWS, "gets no answer from the store")
 
     def _in_core(self, call: Callable[[ControllerCore, float], _Result]) -> _Result:
         return self._mailbox.call(call).result(_TURN_TIMEOUT_S)
