@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from mmcache.control.channel import ControlChannel
-from mmcache.control.messages import MAX_BATCH, MAX_MESSAGE_BYTES, MAX_PIN_MS, MAX_REASON, Pin, encode
+from mmcache.control.messages import (
+    MAX_BATCH,
+    MAX_MESSAGE_BYTES,
+    MAX_PIN_MS,
+    MAX_REASON,
+    Pin,
+    PinnedKeys,
+    PinSubject,
+    encode,
+)
 from mmcache.errors import ControllerUnavailable, DeadlineExceeded, InvalidKey, PinRefused
 from mmcache.key import EmbeddingKey
 from mmcache.selector import Selector
@@ -16,6 +26,8 @@ from mmcache.selector import Selector
 _TRY_SECONDS: Final = 5.0
 """How long one question may take, which may be to look at all entries, before it is asked again."""
 _PAUSE_S: Final = 0.05
+
+_NOTHING: Final = PinSubject(None, [])
 
 Pinnable = Selector | EmbeddingKey | Sequence[EmbeddingKey]
 """What is to be pinned: a selector, or keys."""
@@ -42,20 +54,18 @@ class Pinned(NamedTuple):
 
 def pin(channel: ControlChannel, what: Pinnable, *, ttl: float, reason: str, deadline: float) -> Pinned:
     """Pin something. Raises InvalidKey, ValueError, PinRefused, ControllerUnavailable or DeadlineExceeded."""
-    selectors = _selectors(what)
-    if not all(selector.fields() for selector in selectors):
+    subject = _subject(what)
+    if subject.selector is not None and not subject.selector.fields():
         raise InvalidKey("an empty selector matches every entry, and to pin all is to pin nothing: give a field")
     if len(reason) > MAX_REASON:
         raise InvalidKey(f"reason has {len(reason)} characters; at most {MAX_REASON} are allowed")
     ttl_ms = milliseconds_of(ttl)
-    nbytes = len(encode(Pin(0, 0, 0, selectors, ttl_ms, reason)))
+    nbytes = len(encode(Pin(0, 0, 0, subject, ttl_ms, reason)))
     if nbytes > MAX_MESSAGE_BYTES - 64:  # and the numbers that stand for its 0s
         raise InvalidKey(
             f"keys: they take {nbytes:,} bytes of a message, which may have {MAX_MESSAGE_BYTES:,}: in parts"
         )
-    lineage, answer = _asked(
-        lambda until: channel.pin(selectors, ttl_ms=ttl_ms, reason=reason, deadline=until), deadline
-    )
+    lineage, answer = _asked(lambda until: channel.pin(subject, ttl_ms=ttl_ms, reason=reason, deadline=until), deadline)
     if answer.refusal:
         raise PinRefused(answer.refusal)
     return Pinned(lineage, tuple(answer.ids), answer.entries, answer.nbytes, time.time() + answer.left_ms / 1000)
@@ -63,37 +73,38 @@ def pin(channel: ControlChannel, what: Pinnable, *, ttl: float, reason: str, dea
 
 def unpin(channel: ControlChannel, what: Pinnable | Pinned | int | Sequence[int], *, deadline: float) -> int:
     """End pins; returns how many there were. Raises InvalidKey, ControllerUnavailable or DeadlineExceeded."""
-    lineage, ids, selectors = _named(what)
-    answer = _asked(lambda until: channel.unpin(ids, selectors, lineage=lineage, deadline=until), deadline)
+    lineage, ids, subject = _named(what)
+    answer = _asked(lambda until: channel.unpin(ids, subject, lineage=lineage, deadline=until), deadline)
     if answer.refusal:
         raise PinRefused(answer.refusal)
     return len(answer.ids)
 
 
-def _named(what: Pinnable | Pinned | int | Sequence[int]) -> tuple[str, list[int], list[Selector]]:
-    """Lineage, ids and selectors of pins."""
+def _named(what: Pinnable | Pinned | int | Sequence[int]) -> tuple[str, list[int], PinSubject]:
+    """Lineage and ids of pins, or what they are for."""
     if isinstance(what, Pinned):
-        return what.lineage, list(what.ids), []
+        return what.lineage, list(what.ids), _NOTHING
     numbers = [what] if isinstance(what, int) else what
     if isinstance(numbers, Sequence) and numbers and all(isinstance(one, int) for one in numbers):
         ids = [one for one in numbers if isinstance(one, int)]
         if len(ids) > MAX_BATCH or not all(0 < one < 1 << 63 for one in ids):
             raise InvalidKey(f"ids: up to {MAX_BATCH:,} numbers from 1 up, as Pinned.ids has them")
-        return "", ids, []
+        return "", ids, _NOTHING
     if isinstance(what, int):
         raise InvalidKey("ids: numbers from 1 up, as Pinned.ids has them")
-    return "", [], _selectors(what)  # type: ignore[arg-type]  # which looks at what it is
+    return "", [], _subject(what)  # type: ignore[arg-type]  # which looks at what it is
 
 
-def _selectors(what: Pinnable) -> list[Selector]:
+def _subject(what: Pinnable) -> PinSubject:
     if isinstance(what, Selector):
-        return [what]
+        return PinSubject(what, [])
     keys = [what] if isinstance(what, EmbeddingKey) else what
     if not isinstance(keys, Sequence) or not all(isinstance(key, EmbeddingKey) for key in keys):
         raise InvalidKey("what is pinned is a Selector, an EmbeddingKey, or a sequence of such keys")
     if not 0 < len(keys) <= MAX_BATCH:
         raise InvalidKey(f"keys: {len(keys):,} were given; 1 to {MAX_BATCH:,} are pinned at once")
-    return [Selector.exactly(key) for key in dict.fromkeys(keys)]
+    groups = itertools.groupby(dict.fromkeys(keys), lambda key: key.scope)
+    return PinSubject(None, [PinnedKeys(scope, [key.mm_hash for key in group]) for scope, group in groups])
 
 
 def milliseconds_of(ttl: float) -> int:

@@ -36,6 +36,7 @@ from mmcache.control.messages import (
     Hit,
     Invalidated,
     PinAnswer,
+    PinSubject,
     Progress,
 )
 from mmcache.control.session import Session, SessionView
@@ -213,23 +214,20 @@ class ControlChannel:
         ask = functools.partial(self._link.exchange.follow, call, number, int(wait_s * 1000), lineage)
         return self._ask_or_forget(call, ask, deadline)[0]
 
-    def pin(self, selectors: Sequence[Selector], *, ttl_ms: int, reason: str, deadline: float) -> tuple[str, PinAnswer]:
-        """Have what matches kept for a time. Returns the lineage, and what is pinned by that; it may be asked again.
+    def pin(self, subject: PinSubject, *, ttl_ms: int, reason: str, deadline: float) -> tuple[str, PinAnswer]:
+        """Have what matches kept for a time. Returns the lineage, and what is pinned; it may be asked again.
 
-        Args:
-            selectors: one, or several that each name one key. The caller sees to it that they fit into a message.
+        The caller sees to it that it fits into a message.
         """
         lineage = self._present_lineage()
         call: Call[PinAnswer] = Call(1)
-        ask = functools.partial(self._link.exchange.pin, call, list(selectors), ttl_ms, reason, lineage)
+        ask = functools.partial(self._link.exchange.pin, call, subject, ttl_ms, reason, lineage)
         return lineage, self._ask_or_forget(call, ask, deadline)[0]
 
-    def unpin(self, ids: Sequence[int], selectors: Sequence[Selector], *, lineage: str, deadline: float) -> PinAnswer:
-        """End pins by their ids, in a lineage, and by exactly their selectors. An empty lineage: the present one."""
+    def unpin(self, ids: Sequence[int], subject: PinSubject, *, lineage: str, deadline: float) -> PinAnswer:
+        """End pins by their ids, in a lineage, and by exactly what they are for. An empty lineage: the present one."""
         call: Call[PinAnswer] = Call(1)
-        ask = functools.partial(
-            self._link.exchange.unpin, call, list(ids), list(selectors), lineage or self._present_lineage()
-        )
+        ask = functools.partial(self._link.exchange.unpin, call, list(ids), subject, lineage or self._present_lineage())
         return self._ask_or_forget(call, ask, deadline)[0]
 
     def on_outdated(self, listener: Callable[[Sequence[Selector] | None], object]) -> None:

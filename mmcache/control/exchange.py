@@ -48,6 +48,7 @@ from mmcache.control.messages import (
     Missing,
     Pin,
     PinAnswer,
+    PinSubject,
     Progress,
     Refused,
     Renew,
@@ -182,15 +183,15 @@ class Exchange:
         if self._accepts(call, 1, lineage=lineage):
             self._send(Follow(*self._open(Progress, call, (0,)), number, wait_ms))
 
-    def pin(self, call: Call[PinAnswer], selectors: list[Selector], ttl_ms: int, reason: str, lineage: str) -> None:
+    def pin(self, call: Call[PinAnswer], subject: PinSubject, ttl_ms: int, reason: str, lineage: str) -> None:
         """Ask for pins, whose ids and figures are one result."""
         if self._accepts(call, 1, lineage=lineage):
-            self._send(Pin(*self._open(PinAnswer, call, (0,)), selectors, ttl_ms, reason))
+            self._send(Pin(*self._open(PinAnswer, call, (0,)), subject, ttl_ms, reason))
 
-    def unpin(self, call: Call[PinAnswer], ids: list[int], selectors: list[Selector], lineage: str) -> None:
+    def unpin(self, call: Call[PinAnswer], ids: list[int], subject: PinSubject, lineage: str) -> None:
         """Ask for the end of pins; those that ended are one result."""
         if self._accepts(call, 1, lineage=lineage):
-            self._send(Unpin(*self._open(PinAnswer, call, (0,)), ids, selectors))
+            self._send(Unpin(*self._open(PinAnswer, call, (0,)), ids, subject))
 
     def inspect(self, call: Call[Figures]) -> None:
         """Ask for the controller's figures, which are one result."""

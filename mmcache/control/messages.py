@@ -330,28 +330,48 @@ class Follow(_Message, frozen=True, tag=15):
     wait_ms: Milliseconds
 
 
-class Pin(_Message, frozen=True, tag=18):
-    """Keep what matches for `ttl_ms` from now: one selector, or up to so many that each name one key.
+class PinnedKeys(_Part, frozen=True):
+    """Keys of one scope. Raises InvalidKey, a ValueError, for an mm_hash that cannot be one."""
 
-    Sent again, it is the same pin, which lasts until later.
-    """
+    scope: Scope
+    mm_hashes: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_BATCH)]
+
+    def __post_init__(self) -> None:
+        for mm_hash in self.mm_hashes:
+            check_mm_hash(mm_hash)
+
+
+class PinSubject(_Part, frozen=True):
+    """What pins are for: a selector, or keys, of which each has a pin of its own, in their order."""
+
+    selector: Selector | None
+    keys: Annotated[list[PinnedKeys], msgspec.Meta(max_length=MAX_BATCH)]
+
+    def selectors(self) -> tuple[Selector, ...]:
+        """One for each pin."""
+        keys = [Selector.of(group.scope, mm_hash) for group in self.keys for mm_hash in group.mm_hashes]
+        return tuple(keys) if self.selector is None else (self.selector, *keys)
+
+
+class Pin(_Message, frozen=True, tag=18):
+    """Keep what matches for `ttl_ms` from now. Sent again, it is the same pin, which lasts until later."""
 
     term: U64
     session: U64
     request: U64
-    selectors: Annotated[list[Selector], msgspec.Meta(min_length=1, max_length=MAX_BATCH)]
+    subject: PinSubject
     ttl_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_PIN_MS)]
     reason: Text
 
 
 class Unpin(_Message, frozen=True, tag=19):
-    """End the pins that have these ids, and those of exactly these selectors. What is not pinned is passed over."""
+    """End the pins that have these ids, and those of exactly this. What is not pinned is passed over."""
 
     term: U64
     session: U64
     request: U64
     ids: Annotated[list[U64], msgspec.Meta(max_length=MAX_BATCH)]
-    selectors: Annotated[list[Selector], msgspec.Meta(max_length=MAX_BATCH)]
+    subject: PinSubject
 
 
 ClientMessage = (

@@ -12,7 +12,16 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from mmcache.control.messages import MAX_PIN_MS, MAX_REASON, ControllerMessage, Pin, PinAnswer, Refused, Unpin
+from mmcache.control.messages import (
+    MAX_BATCH,
+    MAX_PIN_MS,
+    MAX_REASON,
+    ControllerMessage,
+    Pin,
+    PinAnswer,
+    Refused,
+    Unpin,
+)
 from mmcache.controller.durable import Past, PinsChange
 from mmcache.controller.entries import Entries
 from mmcache.controller.followers import Follower
@@ -112,7 +121,9 @@ class Pinning:
 
     def said(self, session: Session, message: Pin | Unpin) -> ControllerMessage | None:
         """What a session asks; answered as by `ask`."""
-        asker, selectors = Follower(session.number, message.request), tuple(message.selectors)
+        asker, selectors = Follower(session.number, message.request), message.subject.selectors()
+        if len(selectors) > MAX_BATCH:
+            return Refused(message.request, f"more than {MAX_BATCH} keys")
         if isinstance(message, Pin):
             return self.ask(asker, PinAsked(selectors, message.ttl_ms / 1000, message.reason, session.name))
         return self.ask(asker, UnpinAsked(tuple(message.ids), selectors, session.name))
@@ -278,6 +289,8 @@ class Pinning:
 
 def _fault(asked: PinAsked) -> str:
     """What is wrong with a request to pin; empty: nothing."""
+    if not asked.selectors:
+        return "neither a selector nor keys were given"
     if not all(selector.fields() for selector in asked.selectors):
         return "selector: an empty one matches every entry, and to pin all is to pin nothing: give a field"
     if len(asked.selectors) > 1 and any(len(selector.fields()) < _ALL_FIELDS for selector in asked.selectors):

@@ -10,7 +10,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mmcache.control.messages import Commit, CommitGroup, Commitment, Invalidate, Pin, PinAnswer, Refused, Unpin
+from mmcache.control.messages import (
+    Commit,
+    CommitGroup,
+    Commitment,
+    Invalidate,
+    Pin,
+    PinAnswer,
+    PinnedKeys,
+    PinSubject,
+    Refused,
+    Unpin,
+)
 from mmcache.controller.durable import Past
 from mmcache.controller.pinned import PinnedEntries
 from mmcache.controller.pins import MAX_TTL_S, Pins
@@ -32,14 +43,22 @@ def answered(client: Client, message: Pin | Unpin) -> PinAnswer:
     return answer
 
 
+def subject(*selectors: Selector) -> PinSubject:
+    """A selector, or keys."""
+    if len(selectors) == 1 and len(selectors[0].fields()) < 6:
+        return PinSubject(selectors[0], [])
+    keys = [selector.key() for selector in selectors]
+    return PinSubject(None, [PinnedKeys(key.scope, [key.mm_hash]) for key in keys])
+
+
 def pin(client: Client, *selectors: Selector, ttl_s: float = 100.0, reason: str = "") -> PinAnswer:
     request = next(client.requests)
-    return answered(client, Pin(TERM, client.session, request, list(selectors), round(ttl_s * 1000), reason))
+    return answered(client, Pin(TERM, client.session, request, subject(*selectors), round(ttl_s * 1000), reason))
 
 
 def unpin(client: Client, *selectors: Selector, ids: tuple[int, ...] = ()) -> list[int]:
     request = next(client.requests)
-    answer = answered(client, Unpin(TERM, client.session, request, list(ids), list(selectors)))
+    answer = answered(client, Unpin(TERM, client.session, request, list(ids), subject(*selectors)))
     assert not answer.refusal
     return answer.ids
 
@@ -188,7 +207,7 @@ def test_a_large_directory_is_looked_at_in_pieces_while_others_are_served() -> N
     for start in range(0, 6000, 3000):
         put(client, SCOPE, *(f"{number}" for number in range(start, start + 3000)))
     request = next(client.requests)
-    client.tell(Pin(TERM, client.session, request, [Selector(model=SCOPE.model)], 1000, ""))
+    client.tell(Pin(TERM, client.session, request, subject(Selector(model=SCOPE.model)), 1000, ""))
     assert client.inbox == []
     assert other.lookup("17") != [None]
     assert client.inbox == []
@@ -213,7 +232,7 @@ def test_an_invalidation_that_comes_with_it_is_written_by_itself() -> None:
     world = world_with_room()
     client = world.client("c")
     messages = [
-        Pin(TERM, client.session, 90, [Selector(model="m")], 1000, ""),
+        Pin(TERM, client.session, 90, subject(Selector(model="m")), 1000, ""),
         Invalidate(TERM, client.session, 91, Selector(model="m"), "", ""),
     ]
     effects = [effect for one in messages for effect in world.core.handle(client.peer, one, world.now)]
@@ -229,7 +248,7 @@ def test_who_asks_too_much_at_once_is_refused() -> None:
     assert "at most 2" in pin(client, *keys).refusal
     assert pin(client, *keys[:2]).ids == [1, 2]
     for _ in range(65):
-        client.tell(Pin(TERM, client.session, next(client.requests), keys[:1], 1000, ""))
+        client.tell(Pin(TERM, client.session, next(client.requests), subject(keys[0]), 1000, ""))
     assert isinstance(client.inbox[0], Refused)
     assert "overloaded" in client.inbox[0].reason
     world.advance(0.0)
@@ -237,17 +256,19 @@ def test_who_asks_too_much_at_once_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("selectors", "word"),
+    ("what", "word"),
     [
-        ([Selector()], "every entry"),
-        ([Selector(model="m"), Selector(model="n")], "each must name one key"),
-        ([Selector.of(SCOPE, "a"), Selector.of(SCOPE, "a")], "twice"),
+        (PinSubject(None, []), "neither a selector nor keys"),
+        (PinSubject(Selector(), []), "every entry"),
+        (PinSubject(Selector(model="m"), [PinnedKeys(SCOPE, ["a"])]), "each must name one key"),
+        (subject(Selector.of(SCOPE, "a"), Selector.of(SCOPE, "a")), "twice"),
+        (PinSubject(None, [PinnedKeys(SCOPE, ["a"] * 4096), PinnedKeys(OTHER, ["a"])]), "more than 4096 keys"),
     ],
 )
-def test_what_is_no_pin_is_refused(selectors: list[Selector], word: str) -> None:
+def test_what_is_no_pin_is_refused(what: PinSubject, word: str) -> None:
     world = world_with_room()
     client = world.client("c")
-    client.tell(Pin(TERM, client.session, 9, selectors, 1000, ""))
+    client.tell(Pin(TERM, client.session, 9, what, 1000, ""))
     (refused,) = client.inbox
     assert isinstance(refused, Refused)
     assert (refused.request, word in refused.reason) == (9, True)
@@ -256,7 +277,7 @@ def test_what_is_no_pin_is_refused(selectors: list[Selector], word: str) -> None
 def test_a_session_that_is_over_hears_nothing_and_its_pin_is_made() -> None:
     world = world_with_room()
     client = world.client("c")
-    client.tell(Pin(TERM, client.session, 9, [Selector(model="m")], 1000, ""))
+    client.tell(Pin(TERM, client.session, 9, subject(Selector(model="m")), 1000, ""))
     client.goodbye()
     world.advance(0.0)
     assert (client.inbox, world.stats("pins")) == ([], (1,))

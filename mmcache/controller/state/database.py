@@ -121,7 +121,7 @@ def inspect(path: Path, note: Note) -> State:
             raise StateUnusable(_damaged(path, "; ".join(map(str, faults))))
         found = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
         (version,) = connection.execute("PRAGMA user_version").fetchone()  # the header's may be older than the -wal's
-        if found != SCHEMAS.get(version):
+        if version not in SCHEMAS or found != SCHEMAS[version]:
             raise StateUnusable(_damaged(path, "its tables are not those of this version"))
         try:
             state = read_all(connection)
