@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 
 import pytest
 from controller_driver import LINEAGE, SCOPE, TERM, Client, World
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -26,8 +28,10 @@ from mmcache.controller.durable import Past
 from mmcache.controller.pinned import PinnedEntries
 from mmcache.controller.pins import MAX_TTL_S, Pins
 from mmcache.controller.pins import Pin as PinRow
+from mmcache.controller.renewals import Renewals
 from mmcache.key import EmbeddingKey, Scope, mm_digest
 from mmcache.selector import Selector
+from mmcache.store.base import Outcome
 
 OTHER = Scope("default", "whisper", "v1", None, "audio")
 CAPACITY = 1_000_000
@@ -281,6 +285,72 @@ def test_a_session_that_is_over_hears_nothing_and_its_pin_is_made() -> None:
     client.goodbye()
     world.advance(0.0)
     assert (client.inbox, world.stats("pins")) == ([], (1,))
+
+
+def test_what_the_store_lost_is_forgotten_and_what_nobody_knows_is_due_again() -> None:
+    world = world_with_room()
+    client = world.client("c")
+    put(client, SCOPE, "there", "lost", "unknown", "again", "computed")
+    pin(client, Selector(model=SCOPE.model))
+    kept = pinned(world)
+    due = kept.take_due(world.now, 10)
+    assert [one.name for one in due] == [
+        name(SCOPE, item) for item in ("there", "lost", "unknown", "again", "computed")
+    ]
+    assert kept.take_due(world.now, 10) == []
+    put(client, SCOPE, "again")  # which is news of it
+    world.core._entries.claims.token_of = lambda one: 1 if one == name(SCOPE, "computed") else None  # type: ignore[method-assign]
+    lost = Outcome.NOT_FOUND
+    assert kept.renewed(due, [Outcome.OK, lost, Outcome.UNAVAILABLE, lost, lost]) is False
+    assert names(world) == {name(SCOPE, item) for item in ("there", "unknown", "again", "computed")}
+    assert world.stats("pin.renewed", "pin.lost", "pin.not_renewed") == (1, 1, 1)
+    assert [one.name for one in kept.take_due(world.now, 10)] == [name(SCOPE, "unknown")]
+    kept.not_renewed(due)
+    assert len(kept.take_due(world.now, 10)) == 4, "of what is there still"
+    with pytest.raises(ValueError, match="outcomes: 1 for 5"):
+        kept.renewed(due, [Outcome.OK])
+
+
+def test_what_was_invalidated_gets_no_new_lease() -> None:
+    world = world_with_room()
+    client = world.client("c")
+    put(client, SCOPE, "a", "b")
+    pin(client, Selector(model=SCOPE.model))
+    client.ask(Invalidate(TERM, client.session, next(client.requests), Selector(mm_hash="a"), "", ""))
+    assert [one.name for one in pinned(world).take_due(world.now, 10)] == [name(SCOPE, "b")], "before any sweep"
+
+
+@given(
+    names=st.integers(0, 12),
+    most=st.integers(1, 5),
+    failures=st.lists(st.booleans(), min_size=1, max_size=8),
+    gone=st.sets(st.integers(0, 12)),
+)
+def test_each_name_is_due_at_once_and_then_every_so_often(
+    names: int, most: int, failures: list[bool], gone: set[int]
+) -> None:
+    """A thread that takes what is due, a batch at a time, and tells of some batches that nothing came of them."""
+    renewals, now = Renewals(8.0), 0.0
+    renewed: dict[bytes, float] = {}
+    for number in range(names):
+        renewals.add(b"%d" % number)
+    fails = itertools.cycle([*failures, False])
+    for turn in range(40):
+        now = turn * 1.0
+        if turn == 10:
+            for number in gone:
+                renewals.discard(b"%d" % number)
+                renewed.pop(b"%d" % number, None)
+        while taken := renewals.take(now, most):
+            assert len(taken) <= most
+            assert all(now - renewed.get(one, -math.inf) >= 8.0 for one in taken)
+            if next(fails):
+                renewals.failed(taken)
+                continue
+            renewed.update(dict.fromkeys(taken, now))
+        assert all(now - at <= 8.0 for at in renewed.values())
+        left = names if turn < 10 else sum(number not in gone for number in range(names))
+        assert len(renewed) == len(renewals) == left
 
 
 def test_to_ask_whether_a_key_is_pinned_takes_microseconds() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmcache.controller.durable import Past, ToWrite
-from mmcache.controller.recorder import add_term
+from mmcache.controller.recorder import add_term, pins_of, write_pins
 from mmcache.controller.sessions import DRIFT_BOUND
 from mmcache.controller.state.base import Invalidation
 from mmcache.controller.state.memory import MemoryStateStore
@@ -44,6 +44,8 @@ class Disk:
             ],
             terms=add_term(state, term),
             strangers_until=None if known is None else now + known / 1000 * (1 + DRIFT_BOUND),
+            pins=pins_of(state, now, now),
+            last_pin=state.last_pin,
         )
         state.begin_term(term, ttl_ms)
         return past
@@ -70,4 +72,8 @@ class Disk:
         ]
         if batch or todo.forgotten:
             state.invalidate(batch, forget=todo.forgotten)
+        if todo.over:
+            state.change_pins((), todo.over)
+        if todo.pins is not None:
+            write_pins(state, todo.pins, now)
         return [(one.number, one.selector) for one in batch]
