@@ -8,6 +8,7 @@ them, since the directory knows all of them. Nothing is removed and nothing foun
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import tempfile
@@ -99,6 +100,14 @@ def fill(parts: Parts, channel: ControlChannel, count: int, console: Console) ->
     return batch[0].key
 
 
+def _is_past(ends: float, _figures: dict[str, int]) -> bool:
+    return time.monotonic() > ends
+
+
+def _is_listed_since(before: int, figures: dict[str, int]) -> bool:
+    return figures["listing"] > before
+
+
 def measure(parts: Parts, count: int, console: Console) -> dict[str, Any]:
     process = psutil.Process(parts.controller.pid)
     with opened(json.loads(parts.config.read_text())["control"]["address"]) as channel:
@@ -118,9 +127,9 @@ def measure(parts: Parts, count: int, console: Console) -> dict[str, Any]:
         for number in range(RECONCILIATIONS):
             console.print(f"reconciliation {number + 1} of {RECONCILIATIONS}")
             began = time.monotonic()
-            quiet.append(probe.until(lambda _, ends=began + SHORTEST_S: time.monotonic() > ends))
+            quiet.append(probe.until(functools.partial(_is_past, began + SHORTEST_S)))
             listings = figures()["listing"]
-            comparing.append(probe.until(lambda now, before=listings: now["listing"] > before))
+            comparing.append(probe.until(functools.partial(_is_listed_since, listings)))
             taken.append(time.monotonic() - began - EVERY_S)
         after = figures()
     if after["entries"] != count or after.get("entry.lost", 0) or after["store_entries"] < count:

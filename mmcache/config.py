@@ -199,7 +199,7 @@ class ControllerSettings(_Section, frozen=True, kw_only=True):
     """Entries of fewer embeddings, which are the rows of the first tensor, are not published."""
     max_bytes: Annotated[int | None, Size(optional=True)] = None
     """Nor are larger ones, in the store's bytes."""
-    pinned_share: Annotated[float, Share()] = 0.25
+    pinned_share: Annotated[float, Share(least=0.0)] = 0.25
     """How much of the store's capacity `mmcache pin` may keep from eviction."""
     max_entries: Annotated[int, Count()] = 2_000_000
     max_sessions: Annotated[int, Count(most=1_000_000)] = 10_000

@@ -213,15 +213,6 @@ class Count(Kind, frozen=True):
         return value
 
 
-class Share(Kind, frozen=True):
-    """A part of a whole, from 0 to 1."""
-
-    def _check(self, value: object) -> float:
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 <= value <= 1.0:  # nor is NaN
-            raise BadValue(f"must be a share from 0 to 1, such as 0.25, not {show(value)}")
-        return float(value)
-
-
 class Size(Count, frozen=True):
     """Bytes, as a number or with a unit."""
 
@@ -247,12 +238,18 @@ class Duration(Kind, frozen=True):
 
 
 class Share(Kind, frozen=True):
-    """A part of a whole: more than 0, at most 1; or with a percent sign, at most 100%."""
+    """A part of a whole: more than 0, or `least`, at most 1; or with a percent sign, at most 100%."""
+
+    least: float | None = None
 
     def _check(self, value: object) -> float:
         share = value
         if isinstance(value, str) and (match := _PERCENT.fullmatch(value.strip())) is not None:
             share = float(match[1]) / 100
-        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share <= 1:  # nor is NaN
-            raise BadValue(f"must be more than 0 and at most 1, or a percentage such as 90%, not {show(value)}")
+        if not isinstance(share, (int, float)) or isinstance(share, bool) or not self._is_within(share):
+            least = "more than 0" if self.least is None else f"{self.least:g} or more"
+            raise BadValue(f"must be {least} and at most 1, or a percentage such as 90%, not {show(value)}")
         return float(share)
+
+    def _is_within(self, share: float) -> bool:
+        return share <= 1 and (share > 0 if self.least is None else share >= self.least)

@@ -39,8 +39,8 @@ from mmcache.control.messages import (
     Report,
     Resend,
     Resolved,
-    Used,
     Unpin,
+    Used,
     Welcome,
 )
 from mmcache.controller.announcements import LOCAL_PEER, Announcements, Asked
@@ -144,6 +144,8 @@ class ControllerCore:
         )
         self.room = self._entries.room
         self.pinning = Pinning(limits, self._entries, term=term, past=past, counts=self._counts)
+        self.room.is_pinned = self.pinning.pinned.is_pinned
+        self.pinning.pinned.on_change = self.room.pin
         self.reconciliation = Reconciliation(self._entries, self.removals, self._counts)
         self.views = Views(
             self._sessions,
@@ -212,6 +214,11 @@ class ControllerCore:
         )
         self._settled_before = False
         return todo if any((todo.scopes, *todo[2:])) else None
+
+    def measured(self, capacity: int, used: int, now: float) -> bool:
+        """What the store's master says of its memory, in bytes; returns whether much is lost that should be there."""
+        self.pinning.pinned.set_capacity(capacity or None)
+        return self.room.measured(capacity, used, now)
 
     def take_removals(self, now: float) -> list[str]:
         """The store's names of the next batch to be removed; none: nothing is to be done now. `removed` follows."""

@@ -115,8 +115,8 @@ class Pinning:
         """How much is pinned, by name."""
         return {
             "pins": len(self.pins),
-            "pinned_entries": len(self.pinned),
-            "pinned_bytes": self.pinned.nbytes,
+            "entries_pinned": len(self.pinned),
+            "bytes_pinned": self.pinned.nbytes,
         }
 
     def said(self, session: Session, message: Pin | Unpin) -> ControllerMessage | None:

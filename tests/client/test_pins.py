@@ -110,7 +110,7 @@ def test_what_is_pinned_outlives_the_stores_eviction_and_a_restart(serving: Serv
     serving.controller.kill()
     serving.controller.start()
     wait_until(lambda: cache._channel.fresh() is not None, timeout=LONG, what="a session")
-    wait_until(lambda: figures(cache)["pinned_entries"] == 3, timeout=LONG, what="the pins of before")
+    wait_until(lambda: figures(cache)["entries_pinned"] == 3, timeout=LONG, what="the pins of before")
     fillers = iter(range(10_000))
 
     def full_of_others() -> bool:
@@ -127,7 +127,7 @@ def test_what_is_pinned_outlives_the_stores_eviction_and_a_restart(serving: Serv
     assert figures(cache).get("pin.lost", 0) == 0
     assert all(embedding is not None for embedding in cache.get_many(kept, timeout=LONG))
     assert cache.unpin(pinned) == 3
-    wait_until(lambda: figures(cache)["pinned_entries"] == 0, timeout=LONG, what="the sweep")
+    wait_until(lambda: figures(cache)["entries_pinned"] == 0, timeout=LONG, what="the sweep")
 
     def gone() -> bool:
         put(cache, [key_of(f"filler-{next(fillers)}")])
@@ -163,7 +163,7 @@ def test_more_than_a_share_is_refused_with_the_figures(serving: Serving, cache: 
     pin(cache, Selector(mm_hash="nothing"), ttl=1.0)
     with pytest.raises(PinRefused, match=rf"At most {SEGMENT // 4:,} may be, 0.25 of the store's {SEGMENT:,}"):
         cache.pin(wide, 60.0)
-    assert figures(cache)["pinned_bytes"] <= SEGMENT // 4
+    assert figures(cache)["bytes_pinned"] <= SEGMENT // 4
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_without_the_store_nothing_is_taken_for_lost() -> None:
         wait_until(lambda: figures(cache).get("pin.renewed", 0) > 0, timeout=LONG, what="a renewal")
         with serving.store.master.stopped():
             wait_until(lambda: figures(cache).get("pin.not_renewed", 0) > 0, timeout=LONG, what="a try in vain")
-            assert figures(cache)["pinned_entries"] == 1
+            assert figures(cache)["entries_pinned"] == 1
         renewed = figures(cache)["pin.renewed"]
         wait_until(lambda: figures(cache)["pin.renewed"] > renewed, timeout=LONG, what="another renewal")
         assert figures(cache).get("pin.lost", 0) == 0

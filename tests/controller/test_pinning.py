@@ -106,13 +106,13 @@ def test_what_is_pinned_is_what_matches_now_and_later_until_the_time_is_over() -
     assert names(world) == {name(SCOPE, "a"), name(SCOPE, "b")}
     put(client, SCOPE, "later", nbytes=77)
     assert names(world) == {name(SCOPE, "a"), name(SCOPE, "b"), name(SCOPE, "later")}
-    assert world.stats("pins", "pinned_entries", "pinned_bytes") == (1, 3, 10_077)
+    assert world.stats("pins", "entries_pinned", "bytes_pinned") == (1, 3, 10_077)
     client.report("a", pinned(world)._directory.entry(name(SCOPE, "a")).hit.revision)  # type: ignore[union-attr]
     assert name(SCOPE, "a") not in names(world)
     world.advance(59.0)
     assert len(names(world)) == 2
     world.advance(1.1)
-    assert world.stats("pins", "pinned_entries", "pinned_bytes") == (0, 0, 0)
+    assert world.stats("pins", "entries_pinned", "bytes_pinned") == (0, 0, 0)
     assert [list(todo.over) for todo in world.durable if todo.over] == [[1]]
 
 
@@ -163,7 +163,7 @@ def test_more_than_a_share_of_the_store_is_not_pinned_and_the_figures_are_told()
     assert pin(client, Selector(mm_hash="b")).ids == [2]
     assert pin(client, Selector(mm_hash="not there yet")).ids == [3]
     put(client, SCOPE, "not there yet")
-    assert world.stats("pinned_bytes", "pin.no_room") == (10_000, 1)
+    assert world.stats("bytes_pinned", "pin.no_room") == (10_000, 1)
 
 
 def test_before_the_capacity_is_known_nothing_is_pinned_and_what_was_is_once_it_is() -> None:
@@ -199,10 +199,10 @@ def test_an_invalidation_beats_a_pin_and_what_is_published_then_is_pinned_again(
     invalidate(client, Selector(mm_hash="a"))
     assert names(world) == {name(SCOPE, "b")}
     put(client, SCOPE, "a", generation=1, nbytes=123)
-    assert world.stats("pinned_bytes") == (5123,)
+    assert world.stats("bytes_pinned") == (5123,)
     client.ask(Invalidate(TERM, client.session, next(client.requests), Selector(mm_hash="b"), "", ""))
     put(client, SCOPE, "b", generation=2, nbytes=200)  # in the place of what no sweep has come to
-    assert world.stats("pinned_bytes", "pinned_entries") == (323, 2)
+    assert world.stats("bytes_pinned", "entries_pinned") == (323, 2)
 
 
 def test_a_large_directory_is_looked_at_in_pieces_while_others_are_served() -> None:

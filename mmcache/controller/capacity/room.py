@@ -108,14 +108,12 @@ class Room:
         """Readers have read an entry so often."""
         self._shares.access(name, count)
 
-    def pinned(self, name: bytes) -> None:
-        """It must not be chosen; `is_pinned` says so, too."""
-        self.keep(name)
-        self._shares.set_aside(name)
-
-    def unpinned(self, name: bytes) -> None:
-        """It may be chosen."""
-        if not self.evictions.leaves(name):
+    def pin(self, name: bytes, pinned: bool) -> None:
+        """An entry must not be chosen, or may be again; `is_pinned` says so, too."""
+        if pinned:
+            self.keep(name)
+            self._shares.set_aside(name)
+        elif not self.evictions.leaves(name):
             self._shares.put_back(name)
 
     def keep(self, name: bytes) -> None:

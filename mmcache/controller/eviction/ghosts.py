@@ -17,12 +17,11 @@ TAKEN: Final = bytes(HASH_BYTES)
 class Ghosts:
     """What left last, so many bytes and names of it. First in, first out.
 
-    A name is known by a 64-bit hash: two that share one cost a place in the wrong queue. Hashes are on 16,384 shelves by
-    how they begin, so that one of a million is searched for among sixty. On each shelf, as on all together, what left
-    first is in front. Who came back is forgotten, but takes its room until all that left before it is forgotten, too.
-
-    All is in plain bytes and arrays, 20 bytes a name, which the garbage collector does not walk. (A set of integers
-    takes four times as much.)
+    A name is known by a 64-bit hash: two that share one cost a place in the wrong queue. Hashes are on 65,536 shelves
+    by their first 16 bits, so that one of two millions is searched for among thirty. On each shelf, as on all together,
+    what left first is in front. Who came back is forgotten, but takes its room until all that left before it is
+    forgotten, too. All is in plain bytes and arrays, which the garbage collector does not walk, and which take a
+    quarter of what a set of integers does.
     """
 
     __slots__ = ("_first", "_left", "_shelves", "_sizes", "nbytes")
@@ -81,4 +80,4 @@ class Ghosts:
 
 
 def _shelf_of(ghost: bytes) -> int:
-    return ghost[0] << 6 | ghost[1] >> 2
+    return ghost[0] << 8 | ghost[1]

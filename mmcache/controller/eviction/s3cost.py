@@ -19,7 +19,7 @@ LEVELS: Final = 2 * MOST_OCTAVES + MOST_USES.bit_length()
 
 
 class S3Cost(SmallFirst):
-    """S3-FIFO's small queue and ghosts; one use is enough to stay. In the main part the least value goes.
+    """S3-FIFO's small queue, and twice its ghosts; one use is enough to stay. In the main part the least value goes.
 
     An entry's value is its uses times its encode time per byte, in powers of two. As in GreedyDual, its rank is its
     value plus the rank of the last victim at the time of its last use. So ranks grow, and what is not used any more is
@@ -32,6 +32,8 @@ class S3Cost(SmallFirst):
     So whoever lies gets at most 16 times as long as an honest entry to be used again, and moves the median no further
     than anybody's entry does: by a 64th of an octave.
     """
+
+    GHOSTS = 2
 
     def __init__(self) -> None:
         super().__init__(1 + LEVELS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Final
+from typing import ClassVar, Final
 
 from mmcache.controller.eviction.ghosts import Ghosts
 from mmcache.controller.eviction.policy import MOST_PASSED_OVER, Policy
@@ -13,7 +13,7 @@ MAIN: Final = 1
 SMALL_SHARE: Final = 0.1
 """Of the bytes that can be chosen from: beyond it, victims come from the small queue."""
 GHOST_SHARE: Final = 0.9
-"""So many bytes are remembered that left the small queue, to all those that are there."""
+"""So many bytes are remembered that left the small queue, to all those that are there; see `GHOSTS`."""
 
 
 class SmallFirst(Policy):
@@ -24,13 +24,16 @@ class SmallFirst(Policy):
     begins in the main part. So what is used once passes through a tenth of the room and disturbs nothing else.
     """
 
+    GHOSTS: ClassVar[int] = 1
+    """So many names are remembered at most for each that is there, and so many times `GHOST_SHARE` of the bytes."""
+
     def __init__(self, queues: int) -> None:
         super().__init__(queues)
         self._ghosts = Ghosts()
 
     @property
     def ghosts(self) -> int:
-        """How many names are remembered that are gone: no more than there are entries, and 0.9 of their bytes."""
+        """How many names are remembered that are gone: no more than `GHOSTS` says."""
         return len(self._ghosts)
 
     def _add(self, name: bytes, nbytes: int, cost_ms: float) -> None:
@@ -62,7 +65,7 @@ class SmallFirst(Policy):
         nbytes = self._queues.nbytes[slot]
         if self._queues.queue[slot] == SMALL:
             self._ghosts.add(name, nbytes)
-        self._ghosts.trim(GHOST_SHARE * self.nbytes, len(self) - 1)
+        self._ghosts.trim(self.GHOSTS * GHOST_SHARE * self.nbytes, self.GHOSTS * (len(self) - 1))
 
     @abstractmethod
     def _used_enough(self, slot: int) -> bool:

@@ -311,7 +311,7 @@ def _begin(core: ControllerCore, _now: float) -> str:
 
 
 def _measured(memory: launch.Memory, core: ControllerCore, now: float) -> tuple[bool, bool]:
-    lost = core.room.measured(memory.capacity, memory.used, now)
+    lost = core.measured(memory.capacity, memory.used, now)
     return lost, core.room.scaled
 
 

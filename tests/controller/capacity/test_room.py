@@ -131,9 +131,9 @@ class Against(RuleBasedStateMachine):
         if pinned and names and len(self.pinned) < 4:
             name = data.draw(st.sampled_from(names))
             self.pinned.add(name)
-            self.room.pinned(name)
+            self.room.pin(name, True)
         elif self.pinned:
-            self.room.unpinned(self.pinned.pop())
+            self.room.pin(self.pinned.pop(), False)
 
     @rule(data=st.data())
     def want(self, data: st.DataObject) -> None:
@@ -345,12 +345,12 @@ def test_what_is_pinned_is_never_chosen() -> None:
     rig.put(*range(60), created=0.0)
     rig.measure()
     rig.tick()
-    rig.room.pinned(rig.name(4))
+    rig.room.pin(rig.name(4), True)
     pinned.add(rig.name(4))
     assert rig.remove() == [2, 5, 6, 7, 8]
     rig.put(*range(60, 64), created=0.0)
     pinned.remove(rig.name(0))
-    rig.room.unpinned(rig.name(0))
+    rig.room.pin(rig.name(0), False)
     rig.measure()
     rig.tick()
     assert rig.remove()[:1] == [9], "what is put back is the latest"
@@ -365,7 +365,7 @@ def test_what_is_pinned_while_it_is_out_and_stays_is_not_put_back() -> None:
     rig.tick()
     assert len(rig.take()) == 6
     pinned.add(rig.name(0))
-    rig.room.pinned(rig.name(0))
+    rig.room.pin(rig.name(0), True)
     rig.done([Outcome.LEASED] * 6)
     rig.measure()
     rig.tick(LEASE_S + LEASE_MARGIN_S)

@@ -49,6 +49,7 @@ class S3FifoModel(LruModel):
     """`order` is the small queue, then the main one: an entry is in the main one if it is in `main`."""
 
     MOST_USES = 3
+    GHOSTS = 1
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,8 +95,8 @@ class S3FifoModel(LruModel):
         else:
             self.ghosts.append((name, nbytes))
         while self.ghosts and (
-            len(self.ghosts) > len(self.sizes)
-            or sum(nbytes for _, nbytes in self.ghosts) > 0.9 * sum(self.sizes.values())
+            len(self.ghosts) > self.GHOSTS * len(self.sizes)
+            or sum(nbytes for _, nbytes in self.ghosts) > self.GHOSTS * 0.9 * sum(self.sizes.values())
         ):
             self.ghosts.pop(0)
 
@@ -144,6 +145,7 @@ class S3CostModel(S3FifoModel):
     """Ranks are numbers, and the least goes; among equals the one that was ranked first."""
 
     MOST_USES = 3
+    GHOSTS = 2
 
     def __init__(self) -> None:
         super().__init__()

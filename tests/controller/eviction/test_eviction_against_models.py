@@ -85,7 +85,7 @@ class Against(RuleBasedStateMachine):
     def same_ghosts(self) -> None:
         if isinstance(self.policy, SmallFirst):
             assert isinstance(self.model, S3FifoModel)
-            assert self.policy.ghosts == len(self.model.ghosts) <= len(self.policy)
+            assert self.policy.ghosts == len(self.model.ghosts) <= self.model.GHOSTS * len(self.policy)
 
     def teardown(self) -> None:
         while (victim := self.policy.choose()) is not None:

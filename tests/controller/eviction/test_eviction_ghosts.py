@@ -8,18 +8,15 @@ from hypothesis import given
 
 from mmcache.controller.eviction.ghosts import Ghosts
 
-PREFIXES = 3
-
 
 def names_that_are_close() -> list[bytes]:
     """Of which several begin with the same 16 bits when they are hashed, so that they are kept together."""
     names: dict[bytes, list[bytes]] = {}
-    number = 0
-    while sum(len(alike) >= 8 for alike in names.values()) < PREFIXES:
+    for number in range(100_000):
         name = number.to_bytes(64, "big")
         names.setdefault(xxhash.xxh3_64_digest(name)[:2], []).append(name)
-        number += 1
-    return [name for alike in names.values() if len(alike) >= 8 for name in alike[:8]]
+    closest = sorted(names.values(), key=len)[-3:]
+    return [name for alike in closest for name in alike]
 
 
 NAMES = names_that_are_close()

@@ -64,7 +64,7 @@ def test_everything_is_chosen_once(policy: Policy) -> None:
     for number, each in enumerate(names):
         policy.access(each, number % 7)
     assert (len(policy), policy.nbytes) == (100, 100 * KIB)
-    chosen = list(iter(policy.choose, None))
+    chosen = list(itertools.islice(iter(policy.choose, None), 200))
     assert sorted(chosen) == sorted(names)
     assert (len(policy), policy.nbytes) == (100, 100 * KIB), "they are aside, not gone"
     assert all(policy.remove(each) for each in chosen)
@@ -305,9 +305,9 @@ def test_who_comes_back_soon_is_not_new(kind: str) -> None:
     assert names[5] not in gone
 
 
-@pytest.mark.parametrize("kind", ["s3fifo", "s3cost"])
+@pytest.mark.parametrize(("kind", "most"), [("s3fifo", 1), ("s3cost", 2)])
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 1 << 30), (1 << 30, 1)])
-def test_ghosts_are_bounded(kind: str, sizes: tuple[int, int]) -> None:
+def test_ghosts_are_bounded(kind: str, most: int, sizes: tuple[int, int]) -> None:
     """By what is there, in names and in bytes, whatever sizes come after whatever others."""
     policy = POLICIES[kind]()  # type: ignore[index]
     for number in range(3000):
@@ -316,8 +316,8 @@ def test_ghosts_are_bounded(kind: str, sizes: tuple[int, int]) -> None:
             victim = policy.choose()
             assert victim is not None
             policy.remove(victim)
-        assert policy.ghosts <= len(policy)  # type: ignore[attr-defined]
-        assert policy._ghosts.nbytes <= policy.nbytes  # type: ignore[attr-defined]
+        assert policy.ghosts <= most * len(policy)  # type: ignore[attr-defined]
+        assert policy._ghosts.nbytes <= most * policy.nbytes  # type: ignore[attr-defined]
     assert len(policy._ghosts._left) < 3000  # type: ignore[attr-defined]
     list(victims(policy))
     assert policy.ghosts == 0  # type: ignore[attr-defined]
