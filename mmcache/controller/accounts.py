@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-from mmcache.key import Scope
+from mmcache.controller.directory import Entry
+from mmcache.key import DIGEST_BYTES, Scope
 
 MOST_ROWS: Final = 1_000
 """Most tenants, and most models, that have an account of their own, which they keep for as long as the term lasts."""
@@ -62,6 +63,14 @@ class Accounts:
         for account in self._accounts(scope):
             account.entries += entries
             account.nbytes += nbytes
+
+    def entered(self, name: bytes, entry: Entry) -> None:
+        """The directory has a new entry."""
+        self.held(name[:DIGEST_BYTES], 1, entry.hit.nbytes)
+
+    def left(self, name: bytes, entry: Entry) -> None:
+        """It has it no more."""
+        self.held(name[:DIGEST_BYTES], -1, -entry.hit.nbytes)
 
     def published(self, scope: bytes, nbytes: int, cost_ms: float) -> None:
         """An entry of a scope was published."""

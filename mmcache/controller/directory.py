@@ -9,10 +9,8 @@ from typing import Protocol
 import msgspec
 
 from mmcache.control.messages import Commitment, Hit
-from mmcache.controller.accounts import Accounts
 from mmcache.controller.removals import Removals
 from mmcache.controller.shelves import SHELVES, Shelves
-from mmcache.key import DIGEST_BYTES
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -51,22 +49,18 @@ class Directory:
     Args:
         max_entries: how many it holds.
         removals: told of each entry that is forgotten because its generation is old.
-        accounts: told of each scope's entries and bytes as they come and go.
     """
 
-    def __init__(self, *, max_entries: int, removals: Removals, accounts: Accounts) -> None:
+    def __init__(self, *, max_entries: int, removals: Removals) -> None:
         self._max_entries = max_entries
         self._removals = removals
-        self._accounts = accounts
-        self.bytes_by_scope: dict[bytes, int] = {}
-        """By the digests of scopes that have entries."""
-        self.entries_by_scope: dict[bytes, int] = {}
         self._entries: dict[bytes, Entry] = {}
         self._shelves = Shelves()
         self._revision = 0
         self._to_sweep: Iterator[bytes] | None = None
         self._sweep_again = False
         self.watchers: list[Watcher] = []
+        """Each is told of all that comes and goes, in this order."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -121,7 +115,6 @@ class Directory:
             self._remove(name, known)
             self._removals.add(name, known.hit.generation)
         entry = self._entries[name] = Entry(hit, commitment.mm_hash, commitment.cost_ms, producer, now)
-        self._count(name, 1, hit.nbytes)
         if known is None:
             self._shelves.add(name, self._entries)
         for watcher in self.watchers:
@@ -168,17 +161,5 @@ class Directory:
 
     def _remove(self, name: bytes, entry: Entry) -> None:
         del self._entries[name]
-        self._count(name, -1, -entry.hit.nbytes)
         for watcher in self.watchers:
             watcher.left(name, entry)
-
-    def _count(self, name: bytes, entries: int, nbytes: int) -> None:
-        """Its scope has so many more entries and bytes, or fewer."""
-        scope = name[:DIGEST_BYTES]
-        left = self.entries_by_scope.get(scope, 0) + entries
-        if left:
-            self.entries_by_scope[scope] = left
-            self.bytes_by_scope[scope] = self.bytes_by_scope.get(scope, 0) + nbytes
-        else:
-            del self.entries_by_scope[scope], self.bytes_by_scope[scope]
-        self._accounts.held(scope, entries, nbytes)

@@ -87,7 +87,8 @@ class Entries:
         """By their digests; a key's name begins with one."""
         self._new_scopes: list[Scope] = []
         self.accounts = Accounts(self.scopes)
-        self.directory = Directory(max_entries=limits.max_entries, removals=removals, accounts=self.accounts)
+        self.directory = Directory(max_entries=limits.max_entries, removals=removals)
+        self.directory.watchers.append(self.accounts)
         self.claims = Claims(
             claim_ms=limits.claim_ms,
             hold_ms=limits.hold_ms,

@@ -132,6 +132,7 @@ def test_the_description_is_complete(api: AdminApi) -> None:
         "/v1/stats",
         "/v1/invalidations",
         "/v1/invalidations/{number}",
+        "/v1/capacity",
         "/v1/pins",
         "/v1/pins/{number}",
         "/v1/lookup",

@@ -158,9 +158,9 @@ class Room:
 
     def sizes(self) -> dict[str, int]:
         """Figures to be seen."""
+        known = {"store_capacity_bytes": self.capacity, "store_used_bytes": self.used} if self.capacity else {}
         return {
-            "store_capacity_bytes": self.capacity,
-            "store_used_bytes": self.used,
+            **known,
             "entries_removing": len(self.evictions),
             "bytes_removing": self.evictions.nbytes,
             "quotas_scaled": int(self.scaled),
