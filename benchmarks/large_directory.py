@@ -100,11 +100,11 @@ def fill(parts: Parts, channel: ControlChannel, count: int, console: Console) ->
     return batch[0].key
 
 
-def _is_past(ends: float, _figures: dict[str, int]) -> bool:
+def _is_later(ends: float, _: dict[str, int]) -> bool:
     return time.monotonic() > ends
 
 
-def _is_listed_since(before: int, figures: dict[str, int]) -> bool:
+def _has_listed(before: int, figures: dict[str, int]) -> bool:
     return figures["listing"] > before
 
 
@@ -126,11 +126,10 @@ def measure(parts: Parts, count: int, console: Console) -> dict[str, Any]:
         comparing: list[dict[str, float]] = []
         for number in range(RECONCILIATIONS):
             console.print(f"reconciliation {number + 1} of {RECONCILIATIONS}")
-            began = time.monotonic()
-            quiet.append(probe.until(functools.partial(_is_past, began + SHORTEST_S)))
-            listings = figures()["listing"]
-            comparing.append(probe.until(functools.partial(_is_listed_since, listings)))
-            taken.append(time.monotonic() - began - EVERY_S)
+            ended = time.monotonic()
+            quiet.append(probe.until(functools.partial(_is_later, ended + SHORTEST_S)))
+            comparing.append(probe.until(functools.partial(_has_listed, figures()["listing"])))
+            taken.append(time.monotonic() - ended - EVERY_S)
         after = figures()
     if after["entries"] != count or after.get("entry.lost", 0) or after["store_entries"] < count:
         raise SystemExit(f"that was not all of them: {after}")
