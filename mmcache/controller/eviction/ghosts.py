@@ -41,7 +41,7 @@ class Ghosts:
     def add(self, name: bytes, nbytes: int) -> None:
         """An entry left. `trim` follows."""
         ghost = xxhash.xxh3_64_digest(name)
-        number = _shelf_of(ghost)
+        number = ghost[0] << 8 | ghost[1]
         shelf = self._shelves.get(number)
         if shelf is None:
             self._shelves[number] = bytearray(ghost)
@@ -54,7 +54,7 @@ class Ghosts:
     def take(self, name: bytes) -> bool:
         """Whether the name left lately; it is forgotten."""
         ghost = xxhash.xxh3_64_digest(name)
-        shelf = self._shelves.get(_shelf_of(ghost))
+        shelf = self._shelves.get(ghost[0] << 8 | ghost[1])
         if shelf is None or (place := shelf.find(ghost)) < 0 or place % HASH_BYTES:
             return False
         shelf[place : place + HASH_BYTES] = TAKEN
@@ -62,22 +62,19 @@ class Ghosts:
 
     def trim(self, most_bytes: float, most: int) -> None:
         """Forget the oldest beyond so many bytes, or so many names, a bounded number at once."""
-        for _ in range(MOST_TRIMMED):
-            if not len(self) or (self.nbytes <= most_bytes and len(self) <= most):
-                break
-            number = self._left[self._first]
+        first, count, nbytes = self._first, len(self._left), self.nbytes
+        end = min(first + MOST_TRIMMED, count)
+        while first < end and (nbytes > most_bytes or count - first > most):
+            number = self._left[first]
             shelf = self._shelves[number]
             if len(shelf) > HASH_BYTES:
                 del shelf[:HASH_BYTES]
             else:
                 del self._shelves[number]
-            self.nbytes -= self._sizes[self._first]
-            self._first += 1
-        if self._first > 1024 and 8 * self._first > len(self):
-            del self._left[: self._first]
-            del self._sizes[: self._first]
+            nbytes -= self._sizes[first]
+            first += 1
+        self._first, self.nbytes = first, nbytes
+        if first > 1024 and 8 * first > count - first:
+            del self._left[:first]
+            del self._sizes[:first]
             self._first = 0
-
-
-def _shelf_of(ghost: bytes) -> int:
-    return ghost[0] << 8 | ghost[1]

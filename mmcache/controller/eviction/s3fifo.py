@@ -65,7 +65,7 @@ class SmallFirst(Policy):
         nbytes = self._queues.nbytes[slot]
         if self._queues.queue[slot] == SMALL:
             self._ghosts.add(name, nbytes)
-        self._ghosts.trim(self.GHOSTS * GHOST_SHARE * self.nbytes, self.GHOSTS * (len(self) - 1))
+        self._ghosts.trim(self.GHOSTS * GHOST_SHARE * self._nbytes, self.GHOSTS * (len(self._queues.slots) - 1))
 
     @abstractmethod
     def _used_enough(self, slot: int) -> bool:

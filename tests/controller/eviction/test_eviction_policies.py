@@ -280,6 +280,30 @@ def test_the_dearer_entry_stays() -> None:
     assert {name(number) for number in range(0, 100, 2)} >= set(gone)
 
 
+def test_a_cost_of_more_than_an_hour_is_an_hour() -> None:
+    """Whoever comes first says what is usual; a lie does not make all others look alike."""
+    policy = S3Cost()
+    policy.insert(name(1000), KIB, 1e12)
+    for number in range(100):
+        policy.insert(name(number), KIB, 3.6e6 if number % 2 else 4e5)
+        policy.access(name(number))
+    gone = list(itertools.islice(victims(policy), 41))
+    assert {name(number) for number in [*range(0, 100, 2), 1000]} >= set(gone)
+
+
+@pytest.mark.parametrize("cost_ms", [math.nan, math.inf, -math.inf, -1.0, 0.0])
+def test_a_cost_that_cannot_be_counts_as_usual(cost_ms: float) -> None:
+    """Neither cheap nor dear: it goes after what is cheaper, and before what is dearer."""
+    policy = S3Cost()
+    for number in range(150):
+        policy.insert(name(number), KIB, (1.0, cost_ms, 256.0)[number % 3] if number >= 60 else 16.0)
+        policy.access(name(number))
+    gone = list(victims(policy))
+    cheap, unknown, dear = ([gone.index(name(60 + 3 * number + kind)) for number in range(20)] for kind in range(3))
+    assert max(cheap) < min(unknown)
+    assert max(unknown) < min(dear)
+
+
 def test_the_smaller_entry_stays() -> None:
     policy = S3Cost()
     for number in range(100):
