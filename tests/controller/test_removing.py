@@ -1,4 +1,4 @@
-"""What sessions hear of an entry that is on its way out, and that its removal takes nothing published since."""
+"""What sessions hear of an entry on its way out, and that its removal takes nothing that was published since."""
 
 from __future__ import annotations
 
