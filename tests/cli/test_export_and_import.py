@@ -16,7 +16,12 @@ from safetensors.torch import save_file
 from serving import Serving, key_of, name_of, store_of
 
 from mmcache import EmbeddingKey, MMCache, Selector
-from mmcache.cli.warm import embedding_file
+from mmcache.cli.warm import embedding_file, exporting
+from mmcache.cli.warm.choosing import Listed
+from mmcache.cli.warm.directory import ExportDirectory
+from mmcache.cli.warm.telling import Progress
+from mmcache.cli.warm.transfers import Transfers
+from mmcache.key import store_name
 from mmcache.store.base import Outcome
 from mmcache.store.launch import segments
 
@@ -235,6 +240,29 @@ def rewrite(path: Path, **fields: Any) -> None:
     if "lineage" in fields:
         name = name.replace(peek.record.lineage, fields["lineage"])
     path.with_name(name).write_bytes(embedding_file.encode(record, tensors))
+
+
+def test_a_list_that_is_ahead_of_the_client_or_behind_it_makes_no_file_that_outlives_an_invalidation(
+    serving: Serving, cache: MMCache, tmp_path: Path
+) -> None:
+    """What the controller lists and what the client reads are told at different times."""
+    ahead, behind = publish(cache, "timing", 2)
+    before = cache.mark()
+    made = cache.invalidate(Selector.exactly(behind), wait=True)
+    assert cache.put(behind, torch.zeros(2)).readable
+    transfers = Transfers(cache, pool_bytes=1 << 20)
+    progress = Progress("exported", {"gone": ""})
+    with ExportDirectory(tmp_path) as target:
+        one = exporting._Export(cache, transfers, target, progress)
+        for key, generation in ((ahead, made.number + 1), (behind, 0)):
+            name = store_name(key, lineage=before.lineage, generation=generation)
+            one._carry(Listed(name, key, generation, nbytes=4096, created=0.0))
+    [path] = tmp_path.iterdir()
+    record = embedding_file.peek(path).record
+    assert record is not None
+    assert (record.key, record.generation) == (behind, 0)
+    lose(cache, [behind], generation=made.number)
+    assert bring_back(serving, tmp_path)["invalidated"] == 1
 
 
 def test_a_list_of_another_controller_is_not_exported(serving: Serving, cache: MMCache, tmp_path: Path) -> None:

@@ -30,25 +30,43 @@ def cache(serving: Serving) -> MMCache:
 
 @settings(max_examples=30)
 @given(sizes=st.lists(st.integers(0, 12), max_size=20))
-def test_all_are_done_once_and_few_at_a_time(cache: MMCache, sizes: list[int]) -> None:
-    lock = threading.Lock()
-    under_way: list[int] = []
+def test_all_are_done_once(cache: MMCache, sizes: list[int]) -> None:
     done: list[int] = []
-    faults: list[str] = []
-
-    def work(number: int) -> None:
-        with lock:
-            under_way.append(number)
-            if len(under_way) > AT_ONCE or (len(under_way) > 1 and sum(sizes[one] for one in under_way) > 10):
-                faults.append(f"{under_way} at once")
-        with lock:
-            under_way.remove(number)
-            done.append(number)
-
-    jobs = [Job(nbytes, lambda number=number: work(number)) for number, nbytes in enumerate(sizes)]  # type: ignore[misc]
+    jobs = [Job(nbytes, lambda number=number: done.append(number)) for number, nbytes in enumerate(sizes)]  # type: ignore[misc]
     Transfers(cache, pool_bytes=20).carry_out(jobs, lambda: None)
-    assert faults == []
     assert sorted(done) == list(range(len(sizes)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most"),
+    [([6, 6], 1), ([5, 5, 1], 2), ([12, 1], 1), ([0] * 6, AT_ONCE)],
+    ids=["too many bytes", "as many as fit", "one that is larger than all that may be", "too many"],
+)
+def test_few_are_under_way_at_a_time(cache: MMCache, sizes: list[int], most: int) -> None:
+    """Each goes on until the thread that begins them has waited for one to end, and begins no more before that."""
+    changed = threading.Condition()
+    begun: list[int] = []
+    waits = 0
+    under_way = highest = 0
+
+    def work() -> None:
+        nonlocal under_way, highest
+        with changed:
+            under_way += 1
+            highest = max(highest, under_way)
+            begun.append(1)
+            waited = waits
+            assert changed.wait_for(lambda: waits > waited, timeout=60)
+            under_way -= 1
+
+    def tick() -> None:
+        nonlocal waits
+        with changed:
+            waits += 1
+            changed.notify_all()
+
+    Transfers(cache, pool_bytes=20).carry_out([Job(nbytes, work) for nbytes in sizes], tick)
+    assert (len(begun), highest) == (len(sizes), most)
 
 
 def test_what_one_raises_ends_the_rest_once_those_that_run_have_ended(cache: MMCache) -> None:

@@ -84,5 +84,5 @@ def export(
         }
         progress = Progress("exported", words)
         wanted = exporting.Wanted({**query, "producer": producer, **times}, cast(Order, order), limit, most_bytes)
-        with summary(progress, f"to {directory}", as_json=json):
+        with summary(progress, f"to {directory}", config=config, as_json=json):
             exporting.export(directory, wanted, settings, config=config, admin=admin, progress=progress)

@@ -42,5 +42,5 @@ def import_(
         from mmcache.cli.warm.telling import PUBLISHED, Progress, summary  # noqa: PLC0415
 
         progress = Progress(*PUBLISHED)
-        with summary(progress, f"from {directory}", as_json=json):
+        with summary(progress, f"from {directory}", config=config, as_json=json):
             importing.import_files(directory, settings, config=config, trusted=trust_lineage, progress=progress)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Final
 
@@ -15,10 +16,11 @@ import typer
 from rich.console import Console
 
 from mmcache.cli.admin.text import printable
+from mmcache.cli.defaults import tell_of_defaults
 from mmcache.cli.doctor.machine import size
 from mmcache.cli.errors import InputError
 from mmcache.cli.plurals import counted
-from mmcache.errors import ConfigError, MMCacheError
+from mmcache.errors import ConfigError, ControllerUnavailable, MMCacheError, StoreUnavailable
 
 MOST_NOTES: Final = 20
 """Of what went wrong with single entries, so many are told; the rest is counted."""
@@ -49,6 +51,7 @@ class Progress:
         self._notes = 0
         self._nbytes = 0
         self._total = 0
+        self._before = 0
         self._began = 0.0
         self.complete = False
         """Whether all was looked at; set by whoever knows."""
@@ -67,14 +70,16 @@ class Progress:
         self._status.update(printable(text))
 
     def begin(self, total: int) -> None:
-        """From now on so many entries are carried over."""
+        """From now on so many entries are carried over; what was counted before is not of these."""
+        with self._lock:
+            self._before = self._counts.total() + self._failures.total()
         self._total, self._began = total, time.monotonic()
         self.tick()
 
     def tick(self) -> None:
         """Show how far it is."""
         with self._lock:
-            looked_at, nbytes = self._counts.total() + self._failures.total(), self._nbytes
+            looked_at, nbytes = self._counts.total() + self._failures.total() - self._before, self._nbytes
         rate = nbytes / max(time.monotonic() - self._began, 1e-3)
         self.say(f"{looked_at:,} of {counted(self._total, 'entry', 'entries')}, {size(nbytes)}, {size(rate)}/s")
 
@@ -125,18 +130,20 @@ class Progress:
 
 
 @contextlib.contextmanager
-def summary(progress: Progress, place: str, *, as_json: bool) -> Iterator[None]:
+def summary(progress: Progress, place: str, *, config: Path | None, as_json: bool) -> Iterator[None]:
     """Print what became of all, also where the block ends early; then the command ends with 1 if anything failed.
 
-    But not where an option or a setting was wrong: then nothing was done.
+    But not where an option or a setting was wrong: then nothing was done. `config` is the value of --config.
     """
     try:
         with progress:
             yield
     except (ConfigError, InputError):
         raise
-    except (MMCacheError, SystemExit):
+    except (MMCacheError, SystemExit) as error:
         progress.tell(place, as_json=as_json)
+        if isinstance(error, (ControllerUnavailable, StoreUnavailable)):
+            tell_of_defaults(config, store=True)
         raise
     progress.tell(place, as_json=as_json)
     if progress.any_failed:

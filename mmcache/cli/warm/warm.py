@@ -51,5 +51,5 @@ def warm(
         from mmcache.cli.warm.telling import PUBLISHED, Progress, summary  # noqa: PLC0415
 
         progress = Progress(*PUBLISHED)
-        with summary(progress, f"from {counted(len(files), 'file')}", as_json=json):
+        with summary(progress, f"from {counted(len(files), 'file')}", config=config, as_json=json):
             warming.warm(files, scope, cost_ms, settings, config=config, progress=progress)

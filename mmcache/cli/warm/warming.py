@@ -61,7 +61,7 @@ def warm(
         if head.number < 0:
             raise ControllerUnavailable("no fresh session with the controller: `mmcache doctor` tells more")
         transfers = Transfers(cache, pool_bytes=pool_bytes)
-        progress.begin(len(paths))
+        progress.begin(len(looked))
         sources = [_source(one, cost_ms, head) for one in looked if _is_current(one, head, progress)]
         Publishing(cache, transfers, stored, progress).publish(sources)
         progress.complete = True
