@@ -21,7 +21,7 @@ from up_process import mmcache
 
 from mmcache.cli.top.looks import Account, Capacity, Held, Look, NamedAccount, Room
 from mmcache.cli.top.report import HitRatios, report, unanswered
-from mmcache.cli.top.screen import MOST_ROWS, redrawn, told
+from mmcache.cli.top.screen import MOST_ROWS, redrawn, rows_in, told
 
 TOKEN = "viewer-" + "v" * 20
 ENVIRONMENT = {"MMCACHE_TOKEN": TOKEN}
@@ -86,7 +86,7 @@ def test_once_tells_what_a_cluster_holds_and_what_that_saves(serving: Serving) -
         "2 sessions, 0 claims, 0 waits, 0 removals to do",
         "75.0 %",
         "encoder",
-        "evicted since start: nothing",
+        "evicted since start (last ",
     ):
         assert words in people.out
     assert "\x1b" not in people.out
@@ -178,11 +178,26 @@ def account(name: str = "", **fields: float) -> NamedAccount:
     return NamedAccount(**{**empty, **fields}, name=name)
 
 
+def test_evictions_are_told_by_reason_in_all_and_lately() -> None:
+    first, then = looked(1.0, evicted={"quota": 1200}), looked(2.0, evicted={"quota": 1205, "age": 1})
+    assert "evicted since start (last): quota 1,200 (-)" in told(report(first, None), "http://a", 80)
+    assert "evicted since start (last 1.0 s): quota 1,205 (5), age 1 (1)" in told(report(then, first), "http://a", 80)
+
+
 def looked(moment: float, *, term: str = "1", evicted: dict[str, int] | None = None, **fields: float) -> Look:
     missed = int(fields.pop("missed", 0))
     total = account(**fields)
     rows = [account(f"tenant-{number}\x1b[31m" + "x" * 60, nbytes=number << 40) for number in range(MOST_ROWS + 3)]
-    capacity = Capacity(term, total, missed, rows, rows, {"present": Held(1, 2)}, evicted or {}, Room(1 << 40, 1 << 39))
+    capacity = Capacity(
+        term,
+        total,
+        missed,
+        rows,
+        rows,
+        dict.fromkeys(("present", "removing", "pinned"), Held(1, 2)),
+        evicted or {},
+        Room(1 << 40, 1 << 39),
+    )
     return Look(moment, moment, capacity, {"sessions": 1, "removals": 5})
 
 
@@ -210,6 +225,9 @@ def test_what_is_drawn_fits_the_terminal_and_moves_nothing_but_our_cursor(width:
     assert all(cell_len(line) <= width for line in shown)
     assert all(line.isprintable() for line in shown), "whatever tenants and models are called"
     assert redrawn(shown, height).count("\n") <= max(1, height - 1)
+    fitting = told(made, "http://127.0.0.1:1", width, most_rows=rows_in(height))
+    assert len(fitting) <= max(height - 1, len(told(made, "http://127.0.0.1:1", width, most_rows=1)))
     if width == 80:
+        assert len(fitting) < height, "all of it"
         assert "and 3 more" in shown
         assert "store: 512 GiB of 1 TiB, 50.0 %" in shown

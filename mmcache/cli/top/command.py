@@ -84,11 +84,10 @@ def _print(report: Report, url: str, *, as_json: bool) -> None:
         typer.echo(msgspec.json.encode(report))
         return
 
-    from mmcache.cli.top.screen import redrawn, told  # noqa: PLC0415
+    from mmcache.cli.top.screen import redrawn, rows_in, told  # noqa: PLC0415
 
     columns, height = shutil.get_terminal_size()
-    shown = told(report, url, columns)
     if sys.stdout.isatty():
-        typer.echo(redrawn(shown, height), nl=False)
+        typer.echo(redrawn(told(report, url, columns, most_rows=rows_in(height)), height), nl=False)
     else:
-        typer.echo("\n".join([*shown, ""]))
+        typer.echo("\n".join([*told(report, url, columns), ""]))

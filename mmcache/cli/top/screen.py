@@ -16,13 +16,21 @@ from mmcache.cli.top.report import HitRatios, Report, percent, ratio
 
 MOST_ROWS: Final = 10
 """Tenants, and models, that are shown; those with the most bytes."""
+_OTHER_LINES: Final = 22
+"""All but the rows of tenants and models, at most."""
 _LONGEST_NAME: Final = 32
 _HOME, _TO_END_OF_LINE, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-def told(report: Report, url: str, width: int) -> list[str]:
-    """The lines, none wider than `width` columns."""
-    return [set_cell_size(line, width).rstrip() if cell_len(line) > width else line for line in _lines(report, url)]
+def told(report: Report, url: str, width: int, *, most_rows: int = MOST_ROWS) -> list[str]:
+    """The lines, none wider than `width` columns, with up to `most_rows` tenants and as many models."""
+    told = _lines(report, url, most_rows)
+    return [set_cell_size(line, width).rstrip() if cell_len(line) > width else line for line in told]
+
+
+def rows_in(height: int) -> int:
+    """How many tenants, and models, there is room for on a terminal of so many lines."""
+    return max(1, min(MOST_ROWS, (height - _OTHER_LINES) // 2))
 
 
 def redrawn(shown: Sequence[str], height: int) -> str:
@@ -30,7 +38,7 @@ def redrawn(shown: Sequence[str], height: int) -> str:
     return _HOME + "".join(f"{line}{_TO_END_OF_LINE}\n" for line in shown[: max(1, height - 1)]) + _TO_END
 
 
-def _lines(report: Report, url: str) -> Iterator[str]:
+def _lines(report: Report, url: str, most_rows: int) -> Iterator[str]:
     yield f"{printable(url)}  {when(report.at)}{_restarts(report.restarts)}"
     if report.trouble:
         yield f"No answer, what follows is old: {printable(report.trouble)}"
@@ -55,15 +63,12 @@ def _lines(report: Report, url: str) -> Iterator[str]:
     ]
     head = ("", "entries", "bytes", "hits", "bytes hit", "time hit")
     yield from lines(head, [_row("all", report.total), *states], 0)
+    yield f"evicted since start ({last}): {_reasons(report.evicted_since_start, report.evicted)}"
     for kind, accounts in (("tenant", report.tenants), ("model", report.models)):
         yield ""
-        yield from lines((kind, *head[1:]), [_row(account.name, account) for account in accounts[:MOST_ROWS]], 0)
-        if len(accounts) > MOST_ROWS:
-            yield f"and {len(accounts) - MOST_ROWS:,} more"
-    yield ""
-    yield f"evicted since start: {_reasons(report.evicted_since_start)}"
-    if report.evicted is not None:
-        yield f"evicted in the {last}: {_reasons(report.evicted)}"
+        yield from lines((kind, *head[1:]), [_row(account.name, account) for account in accounts[:most_rows]], 0)
+        if len(accounts) > most_rows:
+            yield f"and {len(accounts) - most_rows:,} more"
 
 
 def _restarts(number: int) -> str:
@@ -92,5 +97,10 @@ def _cells(ratios: HitRatios | None) -> tuple[str, ...]:
     return percent(ratios.entries), percent(ratios.nbytes), percent(ratios.encode_time)
 
 
-def _reasons(evicted: Mapping[str, int]) -> str:
-    return ", ".join(f"{printable(reason)} {count:,}" for reason, count in evicted.items()) or "nothing"
+def _reasons(since_start: Mapping[str, int], lately: Mapping[str, int] | None) -> str:
+    """`quota 1,205 (3)`: how many in all, and of these lately."""
+    told = (
+        f"{printable(reason)} {count:,} ({'-' if lately is None else format(lately.get(reason, 0), ',')})"
+        for reason, count in since_start.items()
+    )
+    return ", ".join(told) or "nothing"
