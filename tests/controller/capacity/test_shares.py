@@ -77,14 +77,19 @@ def test_unused_room_is_lent_and_given_back_by_who_borrowed_it() -> None:
     fill(shares, "b", 90)  # 500 each
     [victim] = give_up(shares, 1)
     assert not victim.borrowed, "nobody has more than he is sure of"
+    fill(shares, "a", 100)
+    fill(shares, "b", 20)
+    [victim] = give_up(shares, 1)
+    assert not victim.borrowed, "everybody has"
 
 
 def test_a_share_of_the_capacity_is_of_what_may_be_used() -> None:
     shares = shares_of("tenant=a 60%", "tenant=b 40%", capacity=1000, room=500)
     fill(shares, "a", 310)
-    fill(shares, "b", 200)
+    fill(shares, "b", 190)
     assert not shares.scaled
-    assert [owner(victim.name)[0] for victim in give_up(shares, 1)] == ["a"], "which has 310 of 300, b 200 of 200"
+    [victim] = give_up(shares, 1)
+    assert (owner(victim.name)[0], victim.borrowed) == ("a", True), "which has 310 of 300, and b 190 of 200"
 
 
 def test_those_without_a_quota_are_one_and_have_what_is_left() -> None:
