@@ -52,7 +52,7 @@ class Directory:
     """
 
     def __init__(self, *, max_entries: int, removals: Removals) -> None:
-        self._max_entries = max_entries
+        self.max_entries = max_entries
         self._removals = removals
         self._entries: dict[bytes, Entry] = {}
         self._shelves = Shelves()
@@ -76,7 +76,7 @@ class Directory:
     @property
     def room(self) -> int:
         """How many further entries fit."""
-        return max(0, self._max_entries - len(self._entries))
+        return max(0, self.max_entries - len(self._entries))
 
     @property
     def revision(self) -> int:

@@ -175,19 +175,26 @@ class Room:
             self._making = False
             return
         rules, evictions = self._rules, self.evictions
-        excess = self.used - evictions.nbytes
-        self._making = self._making or excess > rules.high * self.capacity
+        self._making = self._making or self._is_above(rules.high)
         for _ in range(CHOSEN_AT_ONCE):
             if not self._making or evictions.chosen >= MOST_CHOSEN:
                 return
-            if excess <= rules.low * self.capacity or (victim := self._shares.choose()) is None:
+            if not self._is_above(rules.low) or (victim := self._shares.choose()) is None:
                 self._making = False
                 return
             entry = self._entry(victim.name)
             if now < entry.created + self._lease_s:  # which its publisher took, to see that it is readable
                 evictions.rest(victim.name, entry.created + self._lease_s)
             else:
-                excess -= self._choose(victim.name, Reason.QUOTA if victim.borrowed else Reason.WATERMARK)
+                self._choose(victim.name, Reason.QUOTA if victim.borrowed else Reason.WATERMARK)
+
+    def _is_above(self, watermark: float) -> bool:
+        """Whether what would be left is more than so much of the store, or of what the directory can know."""
+        entries = len(self._directory) - len(self.evictions)
+        return (
+            self.used - self.evictions.nbytes > watermark * self.capacity
+            or entries > watermark * self._directory.max_entries
+        )
 
     def _entry(self, name: bytes) -> Entry:
         entry = self._directory.entry(name)
@@ -195,12 +202,11 @@ class Room:
             raise RuntimeError("the policy has an entry that the directory lacks")
         return entry
 
-    def _choose(self, name: bytes, reason: Reason) -> int:
+    def _choose(self, name: bytes, reason: Reason) -> None:
         entry = self._entry(name)
         nbytes = allocated(entry.hit.nbytes)
         self.evictions.choose(name, entry.hit.generation, nbytes, reason)
         self._shares.leaving(name, nbytes)
-        return nbytes
 
     def _give_up_old(self, now: float) -> None:
         """Go on with a pass over all entries; while too many are chosen, it stands still."""

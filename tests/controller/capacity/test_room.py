@@ -302,6 +302,16 @@ def test_what_its_publisher_has_just_seen_rests_until_its_lease_is_over() -> Non
     assert rig.remove() == [0, 1, 2, 3, 4, 5]
 
 
+def test_entries_go_as_well_when_there_are_nearly_too_many() -> None:
+    rig = Rig(most=50)
+    rig.put(*range(46), created=0.0)
+    rig.measure(1 << 40)
+    rig.tick()
+    assert rig.remove() == [0, 1, 2, 3], "until there are no more than 85 % of them"
+    rig.tick()
+    assert rig.remove() == []
+
+
 def test_what_is_leased_rests_and_goes_later() -> None:
     rig = full(60)
     rig.measure()
