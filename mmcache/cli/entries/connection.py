@@ -45,6 +45,8 @@ _ADVICE: Final[Mapping[str, str]] = {
     "no_memory": "Raise client.pool_bytes (MMCACHE_CLIENT__POOL_BYTES=2GiB).",
     "no_space": "The store is full, or the entry larger than any segment: `mmcache stats` tells.",
     "in_progress": "Another process is publishing it, or died of it: the store lets the name go after 30 s.",
+    "refused": "The controller knows as many entries as it may (controller.max_entries), or evicted this one a moment "
+    "ago: then it cannot tell these bytes from those, and learns of them at its next listing.",
     "too_large": "controller.max_bytes refuses entries of so many bytes.",
     "too_few_embeddings": "controller.min_embeddings refuses entries of so few embeddings.",
     "not_finite": "client.check_finite refuses values that are not finite.",
