@@ -153,6 +153,8 @@ class ClientSettings(_Section, frozen=True, kw_only=True):
     what it returns may be stale."""
     local_entries: Annotated[bool, Flag()] = True
     """Keep entries that were read or published in the pool, while it has room."""
+    tell_uses: Annotated[bool, Flag()] = True
+    """Tell the controller what was read, for it to keep that. Off for what reads entries only to copy or check them."""
 
 
 class ControllerSettings(_Section, frozen=True, kw_only=True):

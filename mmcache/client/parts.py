@@ -57,7 +57,7 @@ class Parts:
             name=name,
             serves_stale=client.on_stale == "serve",
             keys=keys,
-            tally=self.tally,
+            tally=self.tally if client.tell_uses else None,
             counters=self.counters,
         )
         self.notices = Notices(self.counters)

@@ -76,6 +76,16 @@ def test_a_client_that_ends_at_once_tells_what_it_read(fresh_serving: Serving, t
     told.wait_for(hits=1)
 
 
+def test_what_reads_only_to_copy_tells_nothing(fresh_serving: Serving, told: Told) -> None:
+    assert fresh_serving.connect().put(key_of("a"), torch.ones(4)).readable
+    with MMCache.connect(fresh_serving.config, tell_uses=False) as copier:
+        assert copier.get(key_of("a")) is not None
+        assert copier.get(key_of("absent")) is None
+    with MMCache.connect(fresh_serving.config) as reader:  # whose goodbye comes after the other's
+        assert reader.get(key_of("a")) is not None
+    told.wait_for(hits=1, missed=0)
+
+
 def test_what_is_read_while_the_controller_restarts_is_told_to_the_next_one(fresh_serving: Serving) -> None:
     reader = fresh_serving.connect()
     fresh_serving.controller.kill()

@@ -25,7 +25,7 @@ def read(key: EmbeddingKey, settings: Settings, config: Path | None, target: Pat
     """
     try:
         check_answers(settings)
-        with connected(config) as cache:
+        with connected(config, tell_uses=False) as cache:
             return _read(cache, key, target)
     except FAILURES as error:
         return Outcome("miss", key, reason=word_for(error), detail=str(error))

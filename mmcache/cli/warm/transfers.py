@@ -140,7 +140,7 @@ def attached(config: Path | None, pool_bytes: int, say: Callable[[str], None]) -
 
     with only_errors_from("mmcache.client"):
         say("connecting")
-        settings = {"strict": True, "on_stale": "miss", "local_entries": False, "pool_bytes": pool_bytes}
-        with contextlib.closing(MMCache.connect(config, **settings)) as cache:
+        own = {"strict": True, "on_stale": "miss", "local_entries": False, "tell_uses": False, "pool_bytes": pool_bytes}
+        with contextlib.closing(MMCache.connect(config, **own)) as cache:
             yield cache
             say("disconnecting")
