@@ -117,8 +117,9 @@ class Evictions:
         heapq.heappush(self._resting, (until, name))
 
     def leaves(self, name: bytes) -> bool:
-        """Whether it is chosen or out."""
-        return name in self._chosen or name in self._out or name in self._unsure
+        """Whether the entry that the directory has is chosen or out; of an older generation another may be out."""
+        tables = (self._chosen, self._out, self._unsure)
+        return any((leaving := table.get(name)) is not None and leaving.nbytes for table in tables)
 
     def keep(self, name: bytes) -> int:
         """It is wanted. Returns its bytes where it was chosen, and is not any more; else 0."""

@@ -91,6 +91,11 @@ class Rig:
         self.done([Outcome.OK] * len(taken))
         return [int.from_bytes(name[32:], "big") for name in taken]
 
+    def revision(self, name: bytes) -> int:
+        entry = self.directory.entry(name)
+        assert entry is not None
+        return entry.hit.revision
+
     def settle(self) -> None:
         """As `Entries` does."""
         for news in self.room.evictions.take_news():
@@ -328,6 +333,27 @@ def test_what_is_leased_rests_and_goes_later() -> None:
     rig.measure()
     rig.tick(LEASE_MARGIN_S)
     assert set(rig.remove()) == set(range(6))
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_an_entry_that_came_while_an_older_generation_was_out_goes_in_its_turn(pinned: bool) -> None:
+    rig = full(60)
+    rig.measure()
+    rig.tick()
+    name = rig.take()[0]
+    rig.done([Outcome.UNAVAILABLE] * 6)
+    rig.directory.drop(name, rig.revision(name))
+    rig.directory.enter(name, Commitment("new", 1, 0, NBYTES, 1.0, b""), "p", rig.now)
+    rig.besides = CAPACITY  # it rests, as all that is new
+    rig.measure()
+    rig.tick()
+    if pinned:
+        rig.room.pin(name, True)
+    rig.tick(LEASE_S)
+    if pinned:
+        rig.room.pin(name, False)
+        rig.tick()
+    assert rig.room.evictions.keep(name)
 
 
 def test_what_is_wanted_stays_and_another_goes() -> None:
