@@ -8,8 +8,11 @@ from unittest import mock
 
 from mmcache.control import calls, exchange, session
 from mmcache.control.replica import Replica
-from mmcache.controller import announcements, invalidations
+from mmcache.controller import announcements, directory, invalidations, shelves
+from mmcache.controller.capacity import evictions
 from mmcache.selector import Selector
+
+_SHELVES = 3
 
 
 class CurrentTime:
@@ -46,6 +49,10 @@ def simulated(time: CurrentTime, *, per_push: int) -> Iterator[None]:
             (invalidations, "MAX_PUSH", per_push),
             (announcements, "MAX_PUSH", per_push),
             (invalidations, "_COMPACT_AT", 2),
+            (shelves, "shelf_of", lambda digest: digest[0] % _SHELVES),
+            (directory, "SHELVES", _SHELVES),
+            (evictions, "DOUBTED_S", 3.0),
+            (evictions, "LEASE_MARGIN_S", 0.05),
         ):
             stack.enter_context(mock.patch.object(place, name, value))
         yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -11,9 +11,12 @@ import msgspec
 
 from mmcache.control import session as client_session
 from mmcache.control.generations import GenerationTable
-from mmcache.control.messages import Commit, CommitStatus, HeartbeatAnswer, Hello, Invalidated, Push
+from mmcache.control.messages import Commit, CommitStatus, HeartbeatAnswer, Hello, Hit, Invalidated, Push
 from mmcache.controller.announcements import Announcements, Asked
-from mmcache.controller.claims import Claims
+from mmcache.controller.capacity.evictions import WAIT_S, Evictions, Fate
+from mmcache.controller.capacity.room import Room
+from mmcache.controller.capacity.shares import Shares
+from mmcache.controller.claims import REMOVING, Claims
 from mmcache.controller.core import ControllerCore
 from mmcache.controller.entries import Entries
 from mmcache.controller.followers import Follower
@@ -22,6 +25,7 @@ from mmcache.controller.reconciliation import Reconciliation
 from mmcache.controller.sessions import Sessions
 from mmcache.key import mm_digest
 from mmcache.selector import Selector
+from mmcache.store.base import Outcome
 
 Replacement = tuple[type, str, Any]
 
@@ -181,6 +185,97 @@ def _what_came_later_is_judged_by_a_listing() -> Replacement:
     return Reconciliation, "begin", begin
 
 
+def _whoever_asks_keeps_nothing() -> Replacement:
+    return Evictions, "keep", lambda self, name: 0
+
+
+def _commits_of_what_is_out_are_believed() -> Replacement:
+    real = Evictions.doubts
+
+    def doubts(self: Evictions, name: bytes, generation: int, now: float) -> bool:
+        return self.fate(name, generation, now) is Fate.STAYS and real(self, name, generation, now)
+
+    return Evictions, "doubts", doubts
+
+
+def _commits_of_what_has_left_are_believed() -> Replacement:
+    real = Evictions.done
+
+    def done(self: Evictions, outcomes: Sequence[Outcome], now: float) -> None:
+        real(self, outcomes, now)
+        self._left.clear()
+
+    return Evictions, "done", done
+
+
+def _what_is_out_is_granted_at_once() -> Replacement:
+    def despite_removal(self: Entries, name: bytes, known: Any, generation: int, now: float) -> Any:
+        if isinstance(known, Hit):
+            self.room.keep(name)
+            known = known if self.room.evictions.fate(name, generation, now) is Fate.STAYS else None
+        return known
+
+    return Entries, "_despite_removal", despite_removal
+
+
+def _whoever_waited_too_long_for_a_removal_computes() -> Replacement:
+    real = Claims.settle
+
+    def settle(self: Claims, name: bytes, result: Any, now: float) -> Any:
+        return real(self, name, None if result is REMOVING else result, now)
+
+    return Claims, "settle", settle
+
+
+def _what_is_refused_is_taken_for_gone() -> Replacement:
+    real = Evictions.done
+
+    def done(self: Evictions, outcomes: Sequence[Outcome], now: float) -> None:
+        real(self, [Outcome.OK if outcome is Outcome.LEASED else outcome for outcome in outcomes], now)
+
+    return Evictions, "done", done
+
+
+def _whoever_waits_for_a_removal_waits_on() -> Replacement:
+    real = Evictions.tick
+
+    def tick(self: Evictions, now: float) -> Iterator[bytes]:
+        self._wait_until = None if self._wait_until is None else now + WAIT_S
+        return real(self, now)
+
+    return Evictions, "tick", tick
+
+
+def _a_pin_takes_no_choice_back() -> Replacement:
+    real = Room.pin
+
+    def pin(self: Room, name: bytes, pinned: bool) -> None:
+        with mock.patch.object(Evictions, "keep", return_value=0):
+            real(self, name, pinned)
+
+    return Room, "pin", pin
+
+
+def _what_is_pinned_is_chosen_later() -> Replacement:
+    real = Room.pin
+
+    def pin(self: Room, name: bytes, pinned: bool) -> None:
+        with mock.patch.object(Shares, "set_aside", return_value=True):
+            real(self, name, pinned)
+
+    return Room, "pin", pin
+
+
+def _what_was_removed_is_read_back() -> Replacement:
+    real = Reconciliation.read
+
+    def read(self: Reconciliation, *rest: Any) -> bool:
+        with mock.patch.object(Evictions, "doubts", return_value=False):
+            return real(self, *rest)
+
+    return Reconciliation, "read", read
+
+
 BUGS: dict[str, Callable[[], Replacement]] = {
     "nobody silent is awaited": _nobody_silent_is_awaited,
     "strangers are forgotten": _strangers_are_forgotten,
@@ -197,6 +292,16 @@ BUGS: dict[str, Callable[[], Replacement]] = {
     "claims pass on while they live": _claims_pass_on_while_they_live,
     "whatever is not known is removed": _whatever_is_not_known_is_removed,
     "what came later is judged by a listing": _what_came_later_is_judged_by_a_listing,
+    "whoever asks keeps nothing": _whoever_asks_keeps_nothing,
+    "commits of what is out are believed": _commits_of_what_is_out_are_believed,
+    "commits of what has left are believed": _commits_of_what_has_left_are_believed,
+    "what is out is granted at once": _what_is_out_is_granted_at_once,
+    "whoever waited too long for a removal computes": _whoever_waited_too_long_for_a_removal_computes,
+    "what is refused is taken for gone": _what_is_refused_is_taken_for_gone,
+    "whoever waits for a removal waits on": _whoever_waits_for_a_removal_waits_on,
+    "a pin takes no choice back": _a_pin_takes_no_choice_back,
+    "what is pinned is chosen later": _what_is_pinned_is_chosen_later,
+    "what was removed is read back": _what_was_removed_is_read_back,
 }
 
 

@@ -5,7 +5,9 @@ S3  A call that starts after an invalidation is complete returns nothing of an o
     for after it has at least its generation.
 S4  Nor anything whose generation was fixed before the invalidation was durable, nor of a content from before it.
 S5  See `claims_watch`.
-L3  What is removed from the store is of an old generation; what is of an old one is removed (see `reaper`, `world`).
+E1 to E6, of what is evicted: see `removals_watch`.
+L3  What is removed from the store is of an old generation, or evicted; what is of an old one is removed (see `reaper`,
+    `store_check`).
     A number that anybody was told is durable, and stands for one selector for ever.
 
 An invalidation counts as complete from when the controller decides so, which is before anybody hears of it.

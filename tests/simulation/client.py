@@ -6,7 +6,7 @@ What `Link`, `ControlChannel` and `Reader` do on threads is done here in steps, 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from mmcache.client.names import NamedKey, Names
 from mmcache.control.calls import Acquisition, Call
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .world import World
 
 _Result = TypeVar("_Result")
+_LOCAL: Final = 1
 
 
 class Until(NamedTuple):
@@ -69,7 +70,7 @@ class Client:
         self.session = Session(hello, random=world.random.random)
         self.exchange = Exchange(self._send)
         self.local: dict[str, Publication] = {}
-        """Local entries by name."""
+        """Local entries by name: few."""
         self.clock = clock
         self._world = world
         self._connection: Connection | None = None
@@ -208,6 +209,12 @@ class Client:
         if names.head != view.replica.head or names.replica is not view.replica:
             names = self._names = names.renewed(view.replica)
         return names[key]
+
+    def remember(self, name: str, found: Publication) -> None:
+        """Keep a local entry, and forget the oldest one where they are too many."""
+        self.local[name] = found
+        while len(self.local) > _LOCAL:
+            del self.local[next(iter(self.local))]
 
     def generation(self, key: EmbeddingKey) -> int:
         """What it takes for the generation of a key; -1 without a session."""

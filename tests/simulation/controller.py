@@ -14,6 +14,7 @@ from mmcache.controller.state.memory import Fault
 from .claims_watch import ClaimsWatch
 from .clock import Clock, Thread
 from .reaper import Reaper
+from .removals_watch import RemovalsWatch
 
 if TYPE_CHECKING:
     from .disk import Disk
@@ -32,29 +33,34 @@ class Controller:
         self._world = world
         self._clock = clock
         self._inbox: list[tuple[bytes, ClientMessage]] = []
+        self._calls: list[Callable[[ControllerCore, float], object]] = []
         self._busy = False
         self._refuses = False
         """Whether the database was known to have gone back before the messages at hand came."""
         self._wakes_at = 0.0
         random = world.random
         term = random.getrandbits(62) + 1
-        past = disk.open(term=term, ttl_ms=ttl_ms, now=self.now())
+        past = disk.open(term=term, ttl_ms=ttl_ms, now=self.now(), at=world.events.now)
         self._strangers_until = past.strangers_until
         limits = ControllerLimits(
             ttl_ms=ttl_ms,
             claim_ms=CLAIM_MS,
             hold_ms=HOLD_MS,
+            lease_ms=world.weather.lease_ms,
+            capacity=world.weather.rules,
+            pinned_share=0.6,
             max_invalidations=world.weather.budget,
             max_abandonments=2,
             abandonment_ms=1_000,
         )
         self.core = ControllerCore(limits, term=term, past=past, random_session=lambda: random.getrandbits(62) + 1)
         self._claims = ClaimsWatch(self.core)
+        self.removals = RemovalsWatch(self.core, world.store, world.checker)
         world.say(
             "controller", f"starts: lineage {disk.lineage}, term {term % 1000}, head {past.head}, TTL {ttl_ms} ms"
         )
         world.checker.began(disk.lineage, term)
-        Reaper(world, self)
+        self._reaper = Reaper(world, self)
         self._rest()
 
     def receive(self, peer: bytes, message: ClientMessage) -> None:
@@ -67,19 +73,36 @@ class Controller:
         else:
             self._serve()
 
+    def call(self, act: Callable[[ControllerCore, float], object]) -> None:
+        """Have the loop do this with the core, as soon as it is between two bursts."""
+        self._calls.append(act)
+        if not self._busy:
+            self._serve()
+
+    def end(self) -> None:
+        """It is gone, and its reaper's child with it."""
+        self.thread.alive = False
+        self._reaper.end()
+
     def _serve(self) -> None:
         """Read what is there and act on it at one time, which is after all of it was sent."""
         now = self.now()
         core, world = self.core, self._world
         self._refuses = bool(core.went_back)
         effects = core.tick(now)
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call(core, now)
+        self.removals.ticked(now)
         received, self._inbox = self._inbox, []
         for peer, message in received:
             if world.verbose and not isinstance(message, Heartbeat):
                 world.say("controller", f"← {peer.decode()}: {world.tell(message)}")
             ahead = self._is_ahead(message)
             self._claims.received(peer, message)
-            effects += core.handle(peer, message, now)
+            made = core.handle(peer, message, now)
+            self.removals.handled(message, made, now)
+            effects += made
             if ahead and not core.went_back and self._is_heard(peer, message):
                 world.checker.fail(
                     f"a client is ahead of the head {core.stats()['head']}, and the controller serves on"
@@ -107,10 +130,10 @@ class Controller:
         world, state = self._world, self.disk.state
         effects: Effects = []
         while (todo := self.core.take_writes()) is not None:
-            state.fault = self._fault() if todo.asked or todo.scopes else None
+            state.fault = self._fault() if todo.asked or todo.scopes or todo.pins else None
             head = state.head
             try:
-                numbered = self.disk.write(todo, now)
+                numbered = self.disk.write(todo, world.events.now)
             except StateFull as error:
                 world.say("controller", f"no room to write {len(todo.asked)} invalidations")
                 world.count("write without room")
@@ -141,7 +164,7 @@ class Controller:
                 world.say("controller", f"cannot reach {peer.decode()}")
                 effects += self.core.unreachable(peer, now)  # and on with these
         self._busy = False
-        if self._inbox:
+        if self._inbox or self._calls:
             self._later(0.0, self._serve)
         else:
             self._rest()

@@ -27,8 +27,8 @@ class Disk:
         """An older copy is put in its place."""
         self.state = copy
 
-    def open(self, *, term: int, ttl_ms: int, now: float) -> Past:
-        """Begin a term, on a clock that says `now`."""
+    def open(self, *, term: int, ttl_ms: int, now: float, at: float) -> Past:
+        """Begin a term, on a clock that says `now` at the time `at`."""
         self.state = state = self.state.copy()
         known = self._before_ttl_ms if state.previous_ttl_ms is None else state.previous_ttl_ms
         past = Past(
@@ -44,28 +44,28 @@ class Disk:
             ],
             terms=add_term(state, term),
             strangers_until=None if known is None else now + known / 1000 * (1 + DRIFT_BOUND),
-            pins=pins_of(state, now, now),
+            pins=pins_of(state, now, at),
             last_pin=state.last_pin,
         )
         state.begin_term(term, ttl_ms)
         return past
 
-    def write(self, todo: ToWrite, now: float) -> list[tuple[int, Selector]]:
-        """Write all of it; returns the numbers of what was asked for. Raises StateFull or StateLost.
+    def write(self, todo: ToWrite, at: float) -> list[tuple[int, Selector]]:
+        """Write all of it at this time; returns the numbers of what was asked for. Raises StateFull or StateLost.
 
         What may be lost comes first, so that whatever fails, it is not known to be the invalidations alone.
         """
         state = self.state
         state.add_scopes(todo.scopes)
         if todo.completed:
-            state.complete(todo.completed, now)
+            state.complete(todo.completed, at)
         batch = [
             Invalidation(
                 number=number,
                 selector=one.selector,
                 reason=one.reason,
                 actor=one.actor,
-                at=now,
+                at=at,
                 idempotency_key=one.idempotency or None,
             )
             for number, one in enumerate(todo.asked, todo.first)
@@ -75,5 +75,5 @@ class Disk:
         if todo.over:
             state.change_pins((), todo.over)
         if todo.pins is not None:
-            write_pins(state, todo.pins, now)
+            write_pins(state, todo.pins, at)
         return [(one.number, one.selector) for one in batch]

@@ -16,7 +16,7 @@ SEEN = 2
 """How often everything that can happen is to have happened at least, a hundred schedules."""
 pytestmark = pytest.mark.timeout(1800)
 """Half a minute and more of nothing but computing: a machine that has other things to do as well may take long."""
-RARE = {"database found to have gone back", "put invalidated", "write failed", "write without room"}
+RARE = {"database found to have gone back", "put invalidated", "unpin refused", "write failed", "write without room"}
 
 
 def test_whatever_goes_wrong_all_that_is_promised_holds() -> None:
@@ -27,6 +27,7 @@ def test_whatever_goes_wrong_all_that_is_promised_holds() -> None:
     assert min(counts[what] for what in counts if what not in RARE) > SCHEDULES / 100 * SEEN, "a vacuous simulation"
     assert counts["hit"] > 10 * SCHEDULES
     assert counts["invalidation complete"] > 2 * SCHEDULES
+    assert counts["evicted"] > 2 * SCHEDULES
 
 
 @pytest.mark.parametrize("bug", BUGS)

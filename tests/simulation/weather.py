@@ -5,6 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
+from mmcache.capacity_rules import AgeRule, Quota
+from mmcache.controller.capacity.rules import CapacityRules
+from mmcache.controller.eviction import POLICIES
+
 FAULTS = (
     "client is stopped",
     "client dies",
@@ -20,6 +24,9 @@ FAULTS = (
 _DRASTIC = {"database goes back": 0.25, "database is lost": 0.25}
 """How often these are possible at all, since hardly anything is promised across them."""
 
+CAPACITIES = (400, 400, 500, 600, 800, 10_000)
+"""Bytes: hardly any evictions with the last."""
+
 
 class Weather(NamedTuple):
     """Probabilities where nothing else is said; times are the world's seconds.
@@ -33,12 +40,14 @@ class Weather(NamedTuple):
         pauses, pause_s: a caller, between two steps of a call, for an exponential time of this mean.
         fails: an encoder, which then gives its claim up.
         put_nothing: a put stores nothing and says that it did.
+        hangs: the reaper's child, before or after one removal; or it is lost there.
         full, before, after: of a write: there is no room, or it fails before it took effect, or after.
         every_s: between faults, on average.
         faults: those that occur.
         drift: whether clocks do.
         stale: of a client, that it serves what is stale.
         clients, ttl_ms, budget, per_push: how many there are; TTL; generations held; invalidations a push.
+        capacity, lease_ms, rules, pins: bytes of the store; its read lease; what stays in it; whether operators pin.
     """
 
     slow: float
@@ -52,6 +61,7 @@ class Weather(NamedTuple):
     pause_s: float
     fails: float
     put_nothing: float
+    hangs: float
     full: float
     before: float
     after: float
@@ -63,11 +73,15 @@ class Weather(NamedTuple):
     ttl_ms: int
     budget: int
     per_push: int
+    capacity: int
+    lease_ms: int
+    rules: CapacityRules
+    pins: bool
 
     def calm(self) -> Weather:
         """Nothing goes wrong any more."""
         fine = dict.fromkeys(
-            ("slow", "lost", "repeated", "unsendable", "hesitates", "pauses", "fails", "put_nothing"), 0.0
+            ("slow", "lost", "repeated", "unsendable", "hesitates", "pauses", "fails", "put_nothing", "hangs"), 0.0
         )
         return self._replace(**fine, full=0.0, before=0.0, after=0.0, faults=())
 
@@ -95,6 +109,7 @@ def any_weather(random: Random) -> Weather:
         pause_s=random.choice((0.2, 1.0, 3.0)),
         fails=some(0.5),
         put_nothing=some(0.4),
+        hangs=some(1.0),
         full=some(0.4),
         before=some(0.3),
         after=some(0.3),
@@ -106,5 +121,27 @@ def any_weather(random: Random) -> Weather:
         ttl_ms=random.choice((1_000, 2_000, 3_000)),
         budget=random.choice((3, 5, 1000)),
         per_push=random.choice((1, 2, 512)),
+        capacity=random.choice(CAPACITIES),
+        lease_ms=random.choice((50, 200, 1_000)),
+        rules=_any_rules(random),
+        pins=random.random() < 0.4,
     )
     return weather.calm() if random.random() < 1 / 12 else weather
+
+
+def _any_rules(random: Random) -> CapacityRules:
+    high = random.choice((0.3, 0.5, 0.8))
+    return CapacityRules(
+        policy=random.choice(list(POLICIES)),
+        high=high,
+        low=high * random.choice((0.4, 0.8, 1.0)),
+        quotas=random.choice(
+            (
+                (),
+                (Quota("model", "n", None, 0.3),),
+                (Quota("model", "m", 150, None), Quota("tenant", "default", None, 0.5)),
+                (Quota("model", "m", None, 0.9), Quota("model", "n", 400, None)),
+            )
+        ),
+        ages=random.choice(((), (), (), (AgeRule({}, 4.0),), (AgeRule({"model": "m"}, 1.5),))),
+    )

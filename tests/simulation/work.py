@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mmcache.client.names import NamedKey
@@ -25,12 +26,15 @@ from mmcache.control.messages import (
     Granted,
     Hit,
     Invalidated,
+    PinAnswer,
+    PinSubject,
     Progress,
     Resolution,
     Unclaimed,
 )
 from mmcache.key import EmbeddingKey
 from mmcache.selector import Selector
+from mmcache.store.base import Outcome
 
 from .client import Client, Steps, Until, over, resolved
 from .store import Publication
@@ -71,11 +75,11 @@ class Work:
         world = self._world
         found = client.local.get(named.name)
         if found is None:
-            found = world.store.read(named.name)
+            found = world.store.read(named.name, world.events.now)
             yield from self._pause()
         if found is not None and not client.serves_stale:
             if found.lineage == named.lineage and world.chance(0.3):
-                client.local[named.name] = found
+                client.remember(named.name, found)
             name = NamedKey.of(found.key, found.lineage, found.generation).name
             world.count("hit")
             world.say(
@@ -105,7 +109,7 @@ class Work:
             world.count("put invalidated")
             return False
         publication = Publication(key, named.lineage, named.generation, content, mark.at, client.name)
-        if not (yield from self._store(client, named, publication)):
+        if (yield from self._store(client, named, publication)) is not Outcome.OK:
             return False
         return (yield from self._commit(client, named, token=0))
 
@@ -173,7 +177,11 @@ class Work:
             client.do(lambda: client.exchange.abort([claim.token], AbortReason.FAILED))
             return False
         publication = Publication(named.key, named.lineage, named.generation, content, since, client.name)
-        if not (yield from self._store(client, named, publication)):
+        stored = yield from self._store(client, named, publication)
+        if stored is Outcome.NO_SPACE:
+            client.do(lambda: client.exchange.abort([claim.token], AbortReason.NO_ROOM))
+            return False
+        if stored is not Outcome.OK:
             held = abandoned_batches([AbandonEntry(named.key, named.generation, claim.token, AbandonReason.HELD)])
             world.count("name abandoned")
             client.do(lambda: client.exchange.abandon(held, named.lineage))
@@ -187,20 +195,24 @@ class Work:
         yield from self._pause()
         return content
 
-    def _store(self, client: Client, named: NamedKey, publication: Publication) -> Steps[bool]:
-        """Put, and confirm that it is readable."""
+    def _store(self, client: Client, named: NamedKey, publication: Publication) -> Steps[Outcome]:
+        """Put, and confirm that it is readable: OK, NO_SPACE or NOT_FOUND."""
         world = self._world
         yield from self._pause()
         stores = not world.chance(world.weather.put_nothing)
-        world.store.put(named.name, publication, now=world.events.now, stores=stores)
+        if not world.store.put(named.name, publication, now=world.events.now, stores=stores):
+            world.count("put without room")
+            world.say(client.name, f"finds no room for {world.label(named.key)}")
+            world.not_computed(named.name)
+            return Outcome.NO_SPACE
         world.say(
             client.name, f"puts {world.label(named.key)} generation {named.generation} content {publication.content}"
         )
         yield from self._pause()
-        if world.store.read(named.name) is None:
+        if world.store.read(named.name, world.events.now) is None:
             world.count("put stored nothing")
-            return False
-        return True
+            return Outcome.NOT_FOUND
+        return Outcome.OK
 
     def _commit(self, client: Client, named: NamedKey, *, token: int) -> Steps[bool]:
         world = self._world
@@ -208,7 +220,8 @@ class Work:
             if token:
                 client.do(lambda: client.exchange.abort([token], AbortReason.FAILED))
             return False
-        entry = CommitEntry(named.key, named.generation, token, 100, 1.0, b"info")
+        item = world.items[named.key]
+        entry = CommitEntry(named.key, named.generation, token, item.nbytes, item.cost_ms, b"info")
         call: Call[CommitStatus] = Call(1)
         client.do(lambda: client.exchange.commit(call, commit_batches([entry]), named.lineage))
         yield Until(over(call), READ_S)
@@ -262,6 +275,36 @@ class Work:
                     break
             yield 0.4
         del self.operators[asked]
+
+    # Pinning
+
+    def pin(self, client: Client, selector: Selector) -> Steps[None]:
+        """An operator has something kept for some seconds."""
+        ttl_ms = self._world.random.choice((1_000, 3_000, 9_000))
+        subject = PinSubject(selector, [])
+        return (
+            yield from self._ask_pins(
+                client, "pin", lambda call, to: client.exchange.pin(call, subject, ttl_ms, "", to)
+            )
+        )
+
+    def unpin(self, client: Client, selector: Selector) -> Steps[None]:
+        """An operator ends a pin, if there is one."""
+        subject = PinSubject(selector, [])
+        return (
+            yield from self._ask_pins(client, "unpin", lambda call, to: client.exchange.unpin(call, [], subject, to))
+        )
+
+    def _ask_pins(self, client: Client, what: str, ask: Callable[[Call[PinAnswer], str], None]) -> Steps[None]:
+        if not client.can_ask:
+            return
+        call: Call[PinAnswer] = Call(1)
+        lineage = client.exchange._lineage
+        client.do(lambda: ask(call, lineage))
+        yield Until(over(call), TRY_S)
+        if (results := client.outcome(call)) is not None:
+            self._world.count(f"{what} refused" if results[0].refusal else what)
+        client.do(lambda: client.exchange.forget(call))
 
     def _pause(self) -> Steps[None]:
         """Between two steps anything may happen."""

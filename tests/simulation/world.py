@@ -14,6 +14,7 @@ from mmcache.controller.state.memory import MemoryStateStore
 from mmcache.key import EmbeddingKey
 from mmcache.selector import Selector
 
+from . import store_check
 from .bounds import CurrentTime, simulated
 from .checker import Checker
 from .client import Client, Steps
@@ -21,8 +22,8 @@ from .clock import Clock, Events, Thread
 from .controller import HOLD_MS, Controller
 from .disk import Disk
 from .network import Network
-from .store import Publication, Store
-from .weather import any_weather
+from .store import Item, Publication, Store
+from .weather import CAPACITIES, any_weather
 from .work import Work
 
 ACTIVE_S: Final = 12.0
@@ -46,14 +47,21 @@ class World:
         self.weather = any_weather(self.random)
         self.events = Events()
         self.time = CurrentTime()
-        self.keys = [
-            EmbeddingKey("m", "1", "a"),
-            EmbeddingKey("m", "1", "b"),
-            EmbeddingKey("m", "1", "a", lora="l"),
-            EmbeddingKey("n", "1", "a"),
-        ]
+        self.items = {
+            EmbeddingKey("m", "1", "a"): Item(64, 1.0),
+            EmbeddingKey("m", "1", "b"): Item(100, 20.0),
+            EmbeddingKey("m", "1", "a", lora="l"): Item(160, 5.0),
+            EmbeddingKey("n", "1", "a"): Item(90, 0.0),
+            EmbeddingKey("n", "1", "c"): Item(128, 9.0),
+        }
+        self.keys = list(self.items)
         self.content = dict.fromkeys(self.keys, 1)
-        self.store = Store()
+        self.store = Store(
+            self.items,
+            capacity=self.weather.capacity,
+            lease_s=self.weather.lease_ms / 1000,
+            on_gone=self.not_computed,
+        )
         self.checker = Checker(lambda: self.events.now, self.content, on_complete=self._try_all)
         self.network = Network(self)
         self.work = Work(self)
@@ -78,6 +86,8 @@ class World:
             for number in range(self.weather.clients):
                 self._start_client(number, 0)
             self._operate()
+            if self.weather.pins:
+                self._pin()
             if self.weather.faults:
                 self.events.after(self.random.random() * 2.0, self._fate, self._strike)
             self.events.run(ACTIVE_S)
@@ -125,11 +135,15 @@ class World:
         if self.weather.without_faults and self._active and self._computed[named.name] > 1:
             self.checker.fail(f"S5: {named.name} was computed twice, and nothing went wrong")
 
+    def not_computed(self, name: str) -> None:
+        """What was computed under this name is not in the store, or not any more."""
+        self._computed[name] = 0
+
     # The controller
 
     def end_controller(self) -> None:
         """It is gone; another one starts."""
-        self.controller.thread.alive = False
+        self.controller.end()
         self.network.controller_ended()
         self.events.after(self.random.expovariate(1.5), self._fate, self._start_controller)
 
@@ -189,7 +203,7 @@ class World:
 
     def _publish(self, client: Client) -> Steps[None]:
         while self._active:
-            yield self.random.expovariate(2.0)
+            yield self.random.expovariate(3.0)
             publish = self.work.put if self.random.random() < 0.4 else self.work.get_or_compute
             yield from publish(client, self.random.choice(self.keys))
 
@@ -209,6 +223,16 @@ class World:
             client = self.random.choice(self.clients)
             client.begin(self.work.invalidate(client, selector))
             self.events.after(self.random.expovariate(0.6), self._fate, self._operate)
+
+    def _pin(self) -> None:
+        """An operator pins a key, or pins one no more."""
+        if self._active:
+            key, client = self.random.choice(self.keys), self.random.choice(self.clients)
+            selector = Selector.exactly(key) if self.random.random() < 0.8 else Selector(model=key.model)
+            client.begin(
+                self.work.pin(client, selector) if self.random.random() < 0.7 else self.work.unpin(client, selector)
+            )
+            self.events.after(self.random.expovariate(1.0), self._fate, self._pin)
 
     # What goes wrong
 
@@ -291,11 +315,21 @@ class World:
         self._until_calm("after the faults")
         self.clients[0].begin(self.work.invalidate(self.clients[0], Selector()))
         self._until_calm("after an invalidation of everything")
-        for call, when in ((self.work.get_or_compute, "after publications"), (self.work.get, "after reads")):
-            self._calls_under_way = len(self.clients) * len(self.keys)
-            for client, key in itertools.product(self.clients, self.keys):
-                client.begin(self._succeed(client, key, call))
-            self._until_calm(when)
+        self._call_all(self.work.get_or_compute, self.clients[:1], "after publications")
+        self.store.capacity = CAPACITIES[-1]  # so that all of it stays
+        self._until_calm("after the store has grown")
+        self._call_all(self.work.get_or_compute, self.clients, "after more publications")
+        if not self.weather.rules.ages:
+            self._call_all(self.work.get, self.clients, "after reads")
+
+    def _call_all(
+        self, call: Callable[..., Steps[bool | Publication | None]], clients: list[Client], when: str
+    ) -> None:
+        """Each of these clients makes it for each key."""
+        self._calls_under_way = len(clients) * len(self.keys)
+        for client, key in itertools.product(clients, self.keys):
+            client.begin(self._succeed(client, key, call))
+        self._until_calm(when)
 
     def _succeed(
         self, client: Client, key: EmbeddingKey, call: Callable[..., Steps[bool | Publication | None]]
@@ -339,17 +373,8 @@ class World:
             return "an operator has not heard that an invalidation is complete"
         if self._calls_under_way:
             return f"L2: {self._calls_under_way} calls have not ended"
-        known: set[bytes] = set()
-        for one in self.store.objects.values():
-            if one.lineage != lineage or one.key.scope.digest not in core._entries.scopes:
-                continue
-            generation = self.checker.generation(lineage, one.key)
-            if one.generation < generation:
-                return f"L3: the store still has {one}"
-            if one.generation == generation:
-                known.add(one.key.scope.digest + one.key.mm_digest)
-        if known != set(core._entries.directory.names()):
-            return "the directory is not what the store has"
+        if trouble := store_check.trouble(core, self.store, self.checker):
+            return trouble
         for client in self.clients:
             view, exchange = client.fresh(), client.exchange
             if view is None or not client.connected_now:
