@@ -37,7 +37,9 @@ class Shelves:
 
     def names(self, number: int, present: Container[bytes]) -> list[bytes]:
         """Those of a shelf that are there, in order: by the mm_hash's digest, then by the scope's."""
-        shelf = bytes(self._shelves.get(number, b""))
+        if number not in self._shelves:
+            return []
+        shelf = bytes(self._shelves[number])
         names = {shelf[start : start + _NAME_BYTES] for start in range(0, len(shelf), _NAME_BYTES)}
         return sorted((name for name in names if name in present), key=place)
 
