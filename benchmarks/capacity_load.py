@@ -85,6 +85,11 @@ def is_of(tensor: torch.Tensor, item: int, nbytes: int) -> bool:
     return tensor.dtype == torch.int32 and tensor.numel() == elements and bool((tensor == item).all())
 
 
+def _end_when_told(wire: Wire, ended: threading.Event) -> None:
+    wire.hear()
+    ended.set()
+
+
 def ask(wire: Wire, number: int, config: str, fields: Sequence[Any]) -> None:
     """A process of the load: every PROCESSES-th request when it is due, or late, until it is told to end.
 
@@ -99,7 +104,7 @@ def ask(wire: Wire, number: int, config: str, fields: Sequence[Any]) -> None:
         wire.tell(ready=True)
         began = wire.hear()["began"]
         ended = threading.Event()
-        threading.Thread(target=lambda: (wire.hear(), ended.set()), daemon=True).start()
+        threading.Thread(target=_end_when_told, args=(wire, ended), daemon=True).start()
         told = False
         for place in range(number, len(trace.requests), PROCESSES):
             if not told and place >= load.rate * load.seconds:
