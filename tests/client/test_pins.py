@@ -20,6 +20,7 @@ from serving import Serving, key_of, name_of, store_of
 
 from mmcache import AsyncMMCache, EmbeddingKey, InvalidKey, MMCache, PinRefused, Selector
 from mmcache.control.messages import MAX_BATCH
+from mmcache.errors import ControllerUnavailable
 
 LONG = 120.0
 LEASE_S = 1.0
@@ -69,7 +70,16 @@ def put_each(cache: MMCache, keys: list[EmbeddingKey]) -> None:
 
 
 def figures(cache: MMCache) -> dict[str, int]:
-    return cache._channel.inspect(deadline=time.monotonic() + LONG)
+    """The controller's, once there is a session: after a restart the client may not have noticed that yet."""
+    told: list[dict[str, int]] = []
+
+    def asked() -> bool:
+        with contextlib.suppress(ControllerUnavailable):
+            told.append(cache._channel.inspect(deadline=time.monotonic() + LONG))
+        return bool(told)
+
+    wait_until(asked, timeout=LONG, what="the controller's figures")
+    return told[0]
 
 
 def names(serving: Serving) -> set[str]:
