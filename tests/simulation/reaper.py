@@ -240,7 +240,9 @@ class Reaper:
             store_name_of(name, lineage=core.lineage, generation=generation)
             for name, generation in RECORD.iter_unpack(records)
         ]
-        self._soon(self._enter, records, [objects.get(name) for name in names])
+        random, slow = self._world.random, self._world.chance(self._world.weather.hangs)
+        seconds = random.random() * _HANGS_S if slow else random.expovariate(20.0)
+        self._after(seconds, self._enter, records, [objects.get(name) for name in names])
 
     def _enter(self, records: bytes, publications: list[Publication | None]) -> None:
         reconciliation, now = self._controller.core.reconciliation, self._controller.now()
