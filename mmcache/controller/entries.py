@@ -144,7 +144,7 @@ class Entries:
                 generation = table.generation(group.scope, digest)
                 hit: Hit | None = None
                 if entry.generation == generation and (
-                    not self.room.has_room_for(entry.nbytes) or self._may_be_gone(name, entry, now)
+                    not self.room.has_room_for(entry.nbytes) or self._may_be_gone(session, name, entry, now)
                 ):
                     status = CommitStatus.REFUSED
                 elif entry.generation == generation:
@@ -319,13 +319,13 @@ class Entries:
         self.room.keep(name)
         return found if self.room.evictions.fate(name, generation, now) is Fate.STAYS else None
 
-    def _may_be_gone(self, name: bytes, entry: Commitment, now: float) -> bool:
+    def _may_be_gone(self, session: Session, name: bytes, entry: Commitment, now: float) -> bool:
         """Whether what was committed may have been removed since its publisher saw it in the store."""
         evictions = self.room.evictions
         if not evictions.busy:
             return False
         self.room.keep(name)
-        if entry.token and self.claims.token_of(name) == entry.token:
+        if self.claims.has(session.number, entry.token, name):
             evictions.trust(name)
             return False
         return evictions.doubts(name, entry.generation, now)

@@ -54,14 +54,14 @@ def test_all_is_read_back_and_removals_have_their_turns(serving: Serving, monkey
     lineage = name_of(cache, keys[0]).split(".")[1]
     past = Past(lineage, scopes=(keys[0].scope,))
     core = ControllerCore(ControllerLimits(), term=1, past=past, random_session=itertools.count(1).__next__)
-    directory, take = core._entries.directory, core.removals.take
+    directory, take = core._entries.directory, core.take_removals
     known: list[int] = []
 
     def take_and_note(now: float) -> list[str]:
         known.append(len(directory))
         return take(now)
 
-    monkeypatch.setattr(core.removals, "take", take_and_note)
+    monkeypatch.setattr(core, "take_removals", take_and_note)
     settings = StoreSettings(
         master=serving.store.master.address, metrics=serving.store.metrics, sidecar=serving.sidecar.address
     )
