@@ -26,7 +26,7 @@ from benchmarks.parts import Parts
 from mmcache import EmbeddingKey, MMCache
 from mmcache.capacity_rules import AgeRule
 from mmcache.config import load as load_settings
-from mmcache.controller.capacity import room
+from mmcache.controller.capacity import evictions, room
 from mmcache.controller.capacity.evictions import Evictions, Reason
 from mmcache.controller.capacity.rules import CapacityRules
 from mmcache.controller.core import ControllerCore
@@ -45,14 +45,16 @@ SEGMENT_BYTES: Final = 64 << 20
 HIGH, LOW = 0.25, 0.2
 """So that a burst is far from what the store would evict by itself."""
 LIST_EVERY_S: Final = 1.0
-CLAIMED_SHARE: Final = 0.75
-"""Of the time, in which all publishers have claims; then every other one has none. What is put without a claim soon
-after a removal is refused, and its bytes keep the key readable, so that it is removed rarely from then on."""
 NBYTES: Final = 256 << 10
 LEASE_S: Final = 0.2
-"""Each read of the key, and each look whether it is there, keeps it for so long; a read that takes longer is void."""
+"""What clients are told: a read that takes longer is void."""
+MASTERS_LEASE_MS: Final = 20
+"""Else what was just committed would be leased, and so be kept whatever the controller does."""
+DOUBTED_S: Final = 3.0
+"""For so long after a removal a publication without a claim is refused, whose bytes then keep the key readable, so that
+it is not removed again meanwhile. Ten seconds, as usual, would be half of the race."""
 AGE_S: Final = 0.05
-LONGEST_PAUSE_S: Final = 2.0
+LONGEST_PAUSE_S: Final = 0.5
 """Of each process that publishes the key, after each time."""
 TRIES: Final = 5
 """A busy machine may read more slowly than its lease lasts."""
@@ -157,11 +159,11 @@ class Controller:
 
 
 def _settled(core: ControllerCore) -> dict[str, tuple[str, int]]:
-    directory, evictions = core.room._directory, core.room.evictions
+    directory, going = core.room._directory, core.room.evictions
     return {
         store_name_of(name, lineage=core.lineage, generation=entry.hit.generation): (entry.mm_hash, entry.hit.revision)
         for name in directory.names()
-        if (entry := directory.entry(name)) is not None and not evictions.leaves(name)
+        if (entry := directory.entry(name)) is not None and not going.leaves(name)
     }
 
 
@@ -184,9 +186,10 @@ def compete(wire: Wire, number: int, config: str, seconds: float) -> None:
                     counts[f"filled.{result.reason or result.status}"] += 1
                     time.sleep(max(0.0, began + turn / FILLS_A_SECOND - time.monotonic()))
                     continue
-                if number % 2 and time.monotonic() > began + CLAIMED_SHARE * seconds:
-                    result = cache.put(KEY, tensor)
-                    counts[f"put.{result.reason or result.status}"] += 1
+                if number % 2:
+                    if cache.get(KEY) is not None:
+                        result = cache.put(KEY, tensor)
+                        counts[f"put.{result.reason or result.status}"] += 1
                 else:
                     embedding = cache.get_or_compute(KEY, lambda: tensor)
                     counts[embedding.source] += 1
@@ -209,7 +212,9 @@ def race(seconds: float) -> dict[str, Any]:
     """Have them race, and look all the while whether the directory promises what is not there."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(room, "LEAST_PASS_S", AGE_S))
-        parts = Parts(owner_bytes=0, sidecar_bytes=SEGMENT_BYTES, store={"lease": LEASE_S})
+        stack.enter_context(mock.patch.object(evictions, "DOUBTED_S", DOUBTED_S))
+        options = (f"--default_kv_lease_ttl={MASTERS_LEASE_MS}",)
+        parts = Parts(owner_bytes=0, sidecar_bytes=SEGMENT_BYTES, store={"lease": LEASE_S}, master_options=options)
         del parts.parts["controller"]  # it is ours
         stack.enter_context(parts)
         controller = stack.enter_context(Controller(parts.config))
