@@ -103,7 +103,8 @@ def test_a_process_killed_in_the_middle_of_a_put_leaves_no_wrong_byte_and_nobody
             assert count(readers, "miss.in_progress") >= len(readers) * 2
             assert count(readers, "put.in_progress") >= 1, "one of them tried, and told the controller"
             assert not count(readers, "put.stored")
-            assert figure(readers[0], "abandon.held") == count(readers, "put.in_progress")
+            # on a busy machine another may find out meanwhile, and is told that it is known
+            assert 1 <= figure(readers[0], "abandon.held") <= count(readers, "put.in_progress")
             assert figure(readers[0], "holds") == 0
         # The owner goes on. A sidecar finishes what its dead engine had begun; otherwise nothing comes of it.
         for reader in readers * 2:
