@@ -41,7 +41,7 @@ def redrawn(shown: Sequence[str], height: int) -> str:
 def _lines(report: Report, url: str, most_rows: int) -> Iterator[str]:
     yield f"{printable(url)}  {when(report.at)}{_restarts(report.restarts)}"
     if report.trouble:
-        yield f"No answer, what follows is old: {printable(report.trouble)}"
+        yield f"What follows is old: {printable(report.trouble)}"
     load = report.load
     under_way = (
         counted(load.sessions, "session"),
@@ -72,7 +72,7 @@ def _lines(report: Report, url: str, most_rows: int) -> Iterator[str]:
 
 
 def _restarts(number: int) -> str:
-    return f"  {counted(number, 'restart')} of the controller meanwhile" if number else ""
+    return f"  {counted(number, 'restart')} of the controller" if number else ""
 
 
 def _row(name: str, account: Account | NamedAccount) -> Item:

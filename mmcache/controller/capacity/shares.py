@@ -77,7 +77,7 @@ class Shares:
             if not sizes:
                 continue
             total = sum(sizes.values())
-            self.scaled |= total > capacity * (1 + 1e-9)
+            self.scaled |= 0 < capacity * (1 + 1e-9) < total  # of a store without memory it is not the quotas
             scale = min(1.0, room / total) if total else 1.0  # of what is above the watermark nobody can be sure
             self._sure.update(((field, value), max(_NOBODY, nbytes * scale)) for value, nbytes in sizes.items())
             self._sure[field, None] = max(_NOBODY, room - total * scale)

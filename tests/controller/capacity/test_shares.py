@@ -127,6 +127,7 @@ def test_a_store_without_segments_is_of_no_room() -> None:
     fill(shares, "x", 100)
     shares.resize(0, 0.0)
     assert shares.choose() is not None
+    assert not shares.scaled, "lower quotas would not help"
     shares.resize(1000, 900)
     assert not shares.scaled
 
