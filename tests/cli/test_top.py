@@ -184,7 +184,25 @@ def test_evictions_are_told_by_reason_in_all_and_lately() -> None:
     assert "evicted since start (last 1.0 s): quota 1,205 (5), age 1 (1)" in told(report(then, first), "http://a", 80)
 
 
+def test_what_the_store_lost_is_told_in_all_and_lately() -> None:
+    none, first, then = looked(0.0), looked(1.0, entry_lost=1), looked(2.0, entry_lost=1200, pin_lost=5)
+    assert "store: 512 GiB of 1 TiB, 50.0 %" in told(report(none, None), "http://a", 80)
+    assert "store: 512 GiB of 1 TiB, 50.0 %, 1 entry lost (-)" in told(report(first, None), "http://a", 80)
+    made = report(then, first)
+    assert "store: 512 GiB of 1 TiB, 50.0 %, 1,205 entries lost (1,204)" in told(made, "http://a", 80)
+    assert unanswered(made, 3.0, "gone").lost is None
+
+
+def test_restarts_and_what_is_old_fit_80_columns() -> None:
+    url = "http://127.0.0.1:32951"
+    made = unanswered(report(looked(1.0), None, restarts=12), 1.8e9, f"the admin API at {url}: no connection")
+    shown = told(made, url, 80)
+    assert shown[0].endswith("12 restarts of the controller")
+    assert shown[1].endswith("no connection")
+
+
 def looked(moment: float, *, term: str = "1", evicted: dict[str, int] | None = None, **fields: float) -> Look:
+    lost = {name: int(fields.pop(name.partition(".")[0] + "_lost", 0)) for name in ("entry.lost", "pin.lost")}
     missed = int(fields.pop("missed", 0))
     total = account(**fields)
     rows = [account(f"tenant-{number}\x1b[31m" + "x" * 60, nbytes=number << 40) for number in range(MOST_ROWS + 3)]
@@ -198,7 +216,7 @@ def looked(moment: float, *, term: str = "1", evicted: dict[str, int] | None = N
         evicted or {},
         Room(1 << 40, 1 << 39),
     )
-    return Look(moment, moment, capacity, {"sessions": 1, "removals": 5})
+    return Look(moment, moment, capacity, {"sessions": 1, "removals": 5, **lost})
 
 
 def test_an_interval_is_what_grew_in_it() -> None:

@@ -43,7 +43,8 @@ _ADVICE: Final[Mapping[str, str]] = {
     "deadline": "Raise client.read_timeout or publish_timeout (MMCACHE_CLIENT__READ_TIMEOUT=10s).",
     "larger_than_pool": "Raise client.pool_bytes (MMCACHE_CLIENT__POOL_BYTES=2GiB).",
     "no_memory": "Raise client.pool_bytes (MMCACHE_CLIENT__POOL_BYTES=2GiB).",
-    "no_space": "The store is full, or the entry larger than any segment: `mmcache stats` tells.",
+    "no_space": "The store is full, or the entry larger than any segment: `mmcache stats` tells. What was published or "
+    "read a moment ago cannot be evicted for a lease (store.lease): try again after that.",
     "in_progress": "Another process is publishing it, or died of it: the store lets the name go after 30 s.",
     "refused": "The controller knows as many entries as it may (controller.max_entries), or evicted this one a moment "
     "ago: then it cannot tell these bytes from those, and learns of them at its next listing.",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from mmcache.cli.top.looks import Account, Capacity, Held, Look, NamedAccount, Room
+
+_LOST: Final = ("entry.lost", "pin.lost")
 
 
 class HitRatios(msgspec.Struct):
@@ -27,8 +31,8 @@ class Load(msgspec.Struct):
 class Report(msgspec.Struct):
     """One refresh. Without an answer `trouble` says why, and all else but the time is as it was last.
 
-    `interval_s` is the time between the two looks, over which `hit_ratios` and `evicted` are; None: there is but one
-    look at this controller, which may be because it was restarted.
+    `interval_s` is the time between the two looks, over which `hit_ratios`, `evicted` and `lost` are; None: there is
+    but one look at this controller, which may be because it was restarted.
     """
 
     at: float
@@ -39,8 +43,11 @@ class Report(msgspec.Struct):
     interval_s: float | None
     hit_ratios: HitRatios | None
     evicted: dict[str, int] | None
+    lost: int | None
+    """Entries that were gone without us: evicted by the store, or lost with an owner."""
     hit_ratios_since_start: HitRatios
     evicted_since_start: dict[str, int]
+    lost_since_start: int
     load: Load
     total: Account
     missed: int
@@ -65,8 +72,10 @@ def report(now: Look, before: Look | None, *, restarts: int = 0) -> Report:
         interval_s=None if earlier is None else now.moment - earlier.moment,
         hit_ratios=None if earlier is None else ratios(capacity, earlier.capacity),
         evicted=None if earlier is None else _grown(capacity.evicted, earlier.capacity.evicted),
+        lost=None if earlier is None else _lost(now) - _lost(earlier),
         hit_ratios_since_start=ratios(capacity, None),
         evicted_since_start=capacity.evicted,
+        lost_since_start=_lost(now),
         load=Load(**{name: now.figures.get(name, 0) for name in Load.__struct_fields__}),
         total=capacity.total,
         missed=capacity.missed,
@@ -79,7 +88,9 @@ def report(now: Look, before: Look | None, *, restarts: int = 0) -> Report:
 
 def unanswered(last: Report, at: float, trouble: str) -> Report:
     """There was no answer this time."""
-    return msgspec.structs.replace(last, at=at, trouble=trouble, interval_s=None, hit_ratios=None, evicted=None)
+    return msgspec.structs.replace(
+        last, at=at, trouble=trouble, interval_s=None, hit_ratios=None, evicted=None, lost=None
+    )
 
 
 def ratios(now: Capacity, before: Capacity | None) -> HitRatios:
@@ -101,6 +112,10 @@ def ratio(part: float, rest: float) -> float | None:
 def percent(part: float | None) -> str:
     """A ratio for people."""
     return "-" if part is None else f"{100 * part:.1f} %"
+
+
+def _lost(look: Look) -> int:
+    return sum(look.figures.get(name, 0) for name in _LOST)
 
 
 def _grown(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:

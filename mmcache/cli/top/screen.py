@@ -50,9 +50,8 @@ def _lines(report: Report, url: str, most_rows: int) -> Iterator[str]:
         counted(load.removals, "removal") + " to do",
     )
     yield ", ".join(under_way)
-    if report.store.capacity_bytes is not None and report.store.used_bytes is not None:
-        capacity, used = report.store.capacity_bytes, report.store.used_bytes
-        yield f"store: {size(used)} of {size(capacity)}, {percent(used / max(1, capacity))}"
+    if store := ", ".join(_store(report)):
+        yield f"store: {store}"
     yield ""
     last = "last" if report.interval_s is None else f"last {report.interval_s:.1f} s"
     rows = [Item((last, *_cells(report.hit_ratios))), Item(("since start", *_cells(report.hit_ratios_since_start)))]
@@ -69,6 +68,17 @@ def _lines(report: Report, url: str, most_rows: int) -> Iterator[str]:
         yield from lines((kind, *head[1:]), [_row(account.name, account) for account in accounts[:most_rows]], 0)
         if len(accounts) > most_rows:
             yield f"and {len(accounts) - most_rows:,} more"
+
+
+def _store(report: Report) -> Iterator[str]:
+    """Its room, where that is known, and what it lost, if anything, of that lately in brackets."""
+    if report.store.capacity_bytes is not None and report.store.used_bytes is not None:
+        capacity, used = report.store.capacity_bytes, report.store.used_bytes
+        yield f"{size(used)} of {size(capacity)}"
+        yield percent(used / max(1, capacity))
+    if report.lost_since_start:
+        lately = "-" if report.lost is None else f"{report.lost:,}"
+        yield f"{counted(report.lost_since_start, 'entry', 'entries')} lost ({lately})"
 
 
 def _restarts(number: int) -> str:
