@@ -21,6 +21,8 @@ from mmcache.store.allocation import allocated
 
 CHOSEN_AT_ONCE: Final = 256
 """Entries that are chosen between two bursts of messages: for a millisecond or two."""
+LOOKED_AT_ONCE: Final = 1024
+"""Of groups and entries, for these choices: where each has to look at many, fewer are made at once."""
 MOST_CHOSEN: Final = 4096
 """So many wait for their removal to be sent: the latest choice is the best one."""
 MEASURE_LASTS_S: Final = 30.0
@@ -176,8 +178,9 @@ class Room:
             return
         rules, evictions = self._rules, self.evictions
         self._making = self._making or self._is_above(rules.high)
+        until = self._shares.looked_at + LOOKED_AT_ONCE
         for _ in range(CHOSEN_AT_ONCE):
-            if not self._making or evictions.chosen >= MOST_CHOSEN:
+            if not self._making or evictions.chosen >= MOST_CHOSEN or self._shares.looked_at >= until:
                 return
             if not self._is_above(rules.low) or (victim := self._shares.choose()) is None:
                 self._making = False

@@ -62,11 +62,10 @@ class Shares:
         """Bytes that a tenant or a model is sure of; under None all those without a quota, unless nobody has one."""
         self.scaled = False
         """Whether the quotas are more than there is, and each counts for less."""
-
-    @property
-    def nbytes(self) -> int:
+        self.nbytes = 0
         """Of all entries, also those on their way out."""
-        return sum(group.policy.nbytes for group in self._groups.values())
+        self.looked_at = 0
+        """Groups and entries that its choices have looked at so far: what they have cost."""
 
     def resize(self, capacity: int, room: float) -> None:
         """The store has so much capacity, of which so much is to be used."""
@@ -84,7 +83,10 @@ class Shares:
 
     def insert(self, name: bytes, nbytes: int, cost_ms: float) -> None:
         """An entry has been published, or was found. Raises KeyError for one of no known scope."""
-        self._group(name).policy.insert(name, nbytes, cost_ms)
+        policy = self._group(name).policy
+        self.nbytes -= policy.nbytes
+        policy.insert(name, nbytes, cost_ms)
+        self.nbytes += policy.nbytes
 
     def access(self, name: bytes, count: int) -> None:
         """An entry has been read so often."""
@@ -92,7 +94,10 @@ class Shares:
 
     def remove(self, name: bytes) -> None:
         """An entry is gone."""
-        self._group(name).policy.remove(name)
+        policy = self._group(name).policy
+        self.nbytes -= policy.nbytes
+        policy.remove(name)
+        self.nbytes += policy.nbytes
 
     def set_aside(self, name: bytes) -> bool:
         """Do not choose this one until it is put back; returns whether it is there and was not aside."""
@@ -110,14 +115,22 @@ class Shares:
         """The entry that is to go next, which is set aside. None: there is none to choose."""
         if len(self._groups) == 1:
             (group,) = self._groups.values()
-            name = group.policy.choose()
+            name = self._choose_from(group)
             return None if name is None else Victim(name, borrowed=False)
         over = self._over()
+        self.looked_at += len(self._groups)
         for group in sorted(over, key=lambda one: over[one], reverse=True):
-            name = group.policy.choose()
+            name = self._choose_from(group)
             if name is not None:
                 return Victim(name, borrowed=over[group] > 1.0 and min(over.values()) <= 1.0)
         return None
+
+    def _choose_from(self, group: _Group) -> bytes | None:
+        policy = group.policy
+        self.looked_at -= policy.looked_at
+        name = policy.choose()
+        self.looked_at += policy.looked_at
+        return name
 
     def _over(self) -> dict[_Group, float]:
         """How much each group has of what both its tenant and its model are sure of: the lower of both."""

@@ -30,6 +30,8 @@ class Policy(ABC):
     def __init__(self, queues: int) -> None:
         self._queues = Queues(queues)
         self._nbytes = 0
+        self.looked_at = 0
+        """Entries that its choices have looked at so far: what they have cost."""
 
     def __len__(self) -> int:
         """How many entries there are, those aside included."""
@@ -86,6 +88,7 @@ class Policy(ABC):
 
     def choose(self) -> bytes | None:
         """The entry that is to go next, which is set aside. None: all are aside."""
+        self.looked_at += 1
         slot = self._choose()
         if slot is None:
             return None

@@ -52,11 +52,13 @@ class SmallFirst(Policy):
                 slot = self._choose_from_main(last=passed == MOST_PASSED_OVER)
                 if slot is not None:
                     return slot
+                self.looked_at += 1
             elif small:
                 slot = queues.first(SMALL)
                 if passed == MOST_PASSED_OVER or not self._used_enough(slot):
                     return slot
                 self._promote(slot)
+                self.looked_at += 1
             else:
                 return None
         raise AssertionError("the last one is taken whatever it is")
