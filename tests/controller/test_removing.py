@@ -56,7 +56,7 @@ def with_chosen(*mm_hashes: str, **limits: int) -> tuple[World, Client]:
 def choose(world: World) -> None:
     """All that is there is to go."""
     world.advance(LEASE_S)
-    world.core.room.measured(CAPACITY, CAPACITY, world.now)
+    world.core.room.measured(1, CAPACITY, world.now)  # all is too much
     tick(world)
     world.core.room.measured(CAPACITY, 0, world.now)
 

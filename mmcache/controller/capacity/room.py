@@ -27,6 +27,9 @@ MOST_CHOSEN: Final = 4096
 """So many wait for their removal to be sent: the latest choice is the best one."""
 MEASURE_LASTS_S: Final = 30.0
 """Without a later one, nothing is chosen: the store may be empty by now."""
+MOST_BESIDES: Final = 0.2
+"""Of the store: for what it has beyond that besides entries, no entry goes. Else those of a lineage before, or of other
+users, would take all the room for ever: the store's own eviction takes what is read least, and it begins above ours."""
 MOST_LOST: Final = 0.05
 """If the store uses so much less than what the directory has, it is time to ask what is there."""
 AGES_EVERY: Final = 0.1
@@ -194,8 +197,9 @@ class Room:
     def _is_above(self, watermark: float) -> bool:
         """Whether what would be left is more than so much of the store, or of what the directory can know."""
         entries = len(self._directory) - len(self.evictions)
+        used = self._shares.nbytes + min(self._besides, MOST_BESIDES * self.capacity)
         return (
-            self.used - self.evictions.nbytes > watermark * self.capacity
+            used - self.evictions.nbytes > watermark * self.capacity
             or entries > watermark * self._directory.max_entries
         )
 

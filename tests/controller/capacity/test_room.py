@@ -259,6 +259,26 @@ def test_what_the_store_has_besides_counts_too() -> None:
     assert len(rig.room.evictions) == 10
 
 
+def test_what_others_have_of_most_of_the_store_does_not_take_all_room_for_ever() -> None:
+    rig = Rig()
+    rig.besides = 56 * NBYTES  # a lineage before, of which nobody reads or removes anything
+    for number in range(40):
+        rig.put(number)
+        rig.now += LEASE_S
+        rig.measure()
+        rig.tick()
+        rig.remove()
+        rig.besides = min(rig.besides, 61 * NBYTES - len(rig.store) * NBYTES)  # the store's own eviction takes it
+    assert len(rig.store) == 40, "there is room for all of them"
+    rig.besides = 4 * NBYTES
+    rig.put(*range(40, 60))
+    rig.now += LEASE_S
+    rig.measure()
+    rig.tick()
+    rig.remove()
+    assert len(rig.store) == 50, "what little there is of others counts as ever"
+
+
 def test_without_a_late_measure_nothing_is_chosen() -> None:
     rig = full(60)
     rig.tick()
@@ -326,11 +346,10 @@ def test_what_is_leased_rests_and_goes_later() -> None:
     assert rig.counts["eviction.leased"] == 6
     rig.tick()
     assert rig.remove() == [6, 7, 8, 9, 10, 11], "not the same again"
-    rig.besides = CAPACITY
-    rig.measure()
+    rig.measure(NBYTES)
     rig.tick(LEASE_S)
     assert set(rig.remove()) == set(range(12, 60))
-    rig.measure()
+    rig.measure(NBYTES)
     rig.tick(LEASE_MARGIN_S)
     assert set(rig.remove()) == set(range(6))
 
@@ -405,9 +424,8 @@ def test_what_is_pinned_while_it_is_out_and_stays_is_not_put_back() -> None:
     rig.done([Outcome.LEASED] * 6)
     rig.measure()
     rig.tick(LEASE_S + LEASE_MARGIN_S)
-    for _ in range(20):
-        rig.besides += 10 * NBYTES
-        rig.measure()
+    for capacity in range(CAPACITY, 0, -3 * NBYTES):
+        rig.measure(capacity)
         rig.tick()
         rig.remove()
     assert list(rig.directory.names()) == [rig.name(0)]
