@@ -275,6 +275,19 @@ def test_a_commit_lately_after_it_left_is_taken_with_a_live_claim_only() -> None
     assert second.commit("b") == [CommitStatus.STORED]
 
 
+def test_the_number_of_a_claim_that_is_another_sessions_or_nobodys_proves_nothing() -> None:
+    world, client = with_out("a")
+    assert client.acquire("a") == [Waiting()]
+    for token in range(10):  # one is of what is kept for nobody while the removal is out
+        assert client.commit("a", tokens=[token]) == [CommitStatus.REFUSED]
+    end(world, Outcome.OK)
+    [(_, _, granted)] = client.resolved()
+    assert isinstance(granted, Granted)
+    second = world.client("d")
+    assert second.commit("a", tokens=[granted.token]) == [CommitStatus.REFUSED]
+    assert client.commit("a", tokens=[granted.token]) == [CommitStatus.STORED]
+
+
 def test_a_claim_that_has_ended_proves_nothing() -> None:
     world, client = with_out("a", claim_ms=1000)
     end(world, Outcome.OK)
