@@ -363,8 +363,7 @@ def test_an_entry_that_came_while_an_older_generation_was_out_goes_in_its_turn(p
     rig.done([Outcome.UNAVAILABLE] * 6)
     rig.directory.drop(name, rig.revision(name))
     rig.directory.enter(name, Commitment("new", 1, 0, NBYTES, 1.0, b""), "p", rig.now)
-    rig.besides = CAPACITY  # it rests, as all that is new
-    rig.measure()
+    rig.measure(NBYTES)  # it rests, as all that is new
     rig.tick()
     if pinned:
         rig.room.pin(name, True)
