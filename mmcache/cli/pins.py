@@ -86,6 +86,7 @@ def unpin(
             ended = ask(channel, ids or selector, deadline=deadline)
         typer.echo(json.dumps({"ended": ended}) if json_output else f"{counted(ended, 'pin')} ended")
         if not ended:
+            typer.echo("mmcache unpin: there is no such pin, or its time is over: `mmcache pins` lists them", err=True)
             raise typer.Exit(1)
 
 

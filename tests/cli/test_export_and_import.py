@@ -287,6 +287,7 @@ def test_nothing_to_do_is_no_error_and_needs_no_store(serving: Serving, tmp_path
     assert (ran.status, ran.out) == (0, f"exported 0 entries, 0 B, to {tmp_path / 'out'}\n")
     ran = ask(serving, "import", tmp_path / "out", **nowhere)
     assert (ran.status, ran.out) == (0, f"published 0 entries, 0 B, from {tmp_path / 'out'}\n")
+    assert "there are no exports here" in ran.err
 
 
 @pytest.mark.parametrize(

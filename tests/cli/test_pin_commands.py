@@ -55,6 +55,7 @@ def test_what_matches_is_pinned_listed_and_unpinned(serving: Serving) -> None:
     assert "without lora" in listed(serving).out
     other = run("unpin", *KEY, config=serving.config)
     assert (other.status, other.out) == (1, "0 pins ended\n"), "which is another selector"
+    assert "there is no such pin" in other.err
     ended = run("unpin", str(made.json["id"]), config=serving.config)
     assert (ended.status, ended.out) == (0, "1 pin ended\n")
     assert pin(serving, "--mm-hash", "y", "--ttl", "500ms").status == 0

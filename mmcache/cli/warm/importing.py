@@ -57,6 +57,8 @@ def import_files(
     """
     found = _look(directory, progress)
     if not found.files:
+        if not progress.any_failed:  # a first start finds nothing yet, and a volume that is not mounted neither
+            progress.note(f"{directory}: there are no exports here")
         progress.complete = True
         return
     pool_bytes = pool_for(max(one.nbytes for one in found.files), settings.client.pool_bytes)

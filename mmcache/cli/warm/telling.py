@@ -105,6 +105,10 @@ class Progress:
         elif notes == MOST_NOTES + 1:
             self._print("More failed than are told one by one; they are counted.")
 
+    def note(self, text: str) -> None:
+        """Something that people should know."""
+        self._print(text)
+
     @property
     def any_failed(self) -> bool:
         """Whether one did."""
