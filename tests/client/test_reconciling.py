@@ -66,7 +66,7 @@ def known(cache: MMCache, keys: list[EmbeddingKey]) -> list[bool]:
     return [found is not None for found in cache.lookup(keys)]
 
 
-def test_what_was_removed_behind_its_back_is_forgotten_and_nothing_else(cache: MMCache) -> None:
+def test_what_was_removed_behind_its_back_is_forgotten_and_nothing_else(serving: Serving, cache: MMCache) -> None:
     keys = [key_of(number, version="behind") for number in range(20)]
     put(cache, keys)
     wait_listings(cache, 2)
@@ -75,6 +75,8 @@ def test_what_was_removed_behind_its_back_is_forgotten_and_nothing_else(cache: M
     wait_until(lambda: set(remove(cache, names)) <= {Outcome.OK, Outcome.NOT_FOUND}, timeout=LONG, what="the removal")
     wait_until(lambda: known(cache, keys) == [False] * 10 + [True] * 10, timeout=LONG, what="the next listing")
     assert all(embedding is not None for embedding in cache.get_many(keys[10:]))
+    said = "the store has lost"
+    wait_until(lambda: said in serving.controller.log.read_text(), timeout=LONG, what="a word of it")
 
 
 def test_a_listing_takes_no_lease(cache: MMCache) -> None:

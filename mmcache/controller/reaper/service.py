@@ -42,6 +42,8 @@ LIST_AGAIN_S: Final = 5.0
 """Between two listings, at least, where the store uses less than it should."""
 FIRST_LISTING_S: Final = 1.0
 """After the start, while which clients come back."""
+MUCH_LOST: Final = 0.05
+"""Of the entries: more is worth a line in the log."""
 READ_S: Final = 0.5
 """So long, and a little more, what the directory lacks is read before it is the turn of removals."""
 _TURN_TIMEOUT_S: Final = 30.0
@@ -214,10 +216,19 @@ class Reaper:
 
     def _list(self, metrics: str) -> None:
         child = self._started_child()
+        entries, before = self._in_core(_lost)
         for records in child.names(metrics, self._in_core(_begin)):
             self._in_core(functools.partial(_saw, records))
         while self._in_core(_sweep):
             self._renew()
+        lost = self._in_core(_lost)[1] - before
+        if lost > MUCH_LOST * entries:
+            _log.warning(
+                "the store has lost %d of %d entries: it evicted them by itself, or who had lent the memory is gone, "
+                "or its master was started anew. `mmcache stats` shows its segments",
+                lost,
+                entries,
+            )
 
     def _read(self) -> bool:
         """Have the directory learn what it lacks; returns whether there may be more."""
@@ -317,6 +328,12 @@ def _measured(memory: launch.Memory, core: ControllerCore, now: float) -> tuple[
 
 def _lineage(core: ControllerCore, _now: float) -> str:
     return core.lineage
+
+
+def _lost(core: ControllerCore, _now: float) -> tuple[int, int]:
+    """How many entries there are, and how many were lost so far."""
+    stats = core.stats()
+    return stats["entries"], stats.get("entry.lost", 0)
 
 
 def _saw(records: bytes, core: ControllerCore, _now: float) -> None:
