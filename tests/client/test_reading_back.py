@@ -44,6 +44,31 @@ def serve(mailbox: Mailbox, core: ControllerCore) -> None:
         return
 
 
+def test_a_reaper_that_fails_begins_anew(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "BEGIN_ANEW_S", 0.0)
+    core = ControllerCore(ControllerLimits(), term=1, past=Past("l"), random_session=itertools.count(1).__next__)
+    turns = itertools.count(1)
+    served = threading.Event()
+
+    def fail_once(_now: float) -> list[str]:
+        if next(turns) == 1:
+            raise KeyError("nobody has thought of this")
+        served.set()
+        return []
+
+    monkeypatch.setattr(core, "take_removals", fail_once)
+    mailbox = Mailbox()
+    loop = threading.Thread(target=serve, args=(mailbox, core))
+    loop.start()
+    try:
+        with service.Reaper(StoreSettings(master=serving.store.master.address), mailbox, 1000.0):
+            assert served.wait(LONG)
+            mailbox.close()
+    finally:
+        mailbox.close()
+        loop.join()
+
+
 def test_all_is_read_back_and_removals_have_their_turns(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "READ_S", 0.0)  # one piece each time
     cache = serving.connect()

@@ -33,7 +33,7 @@ users, would take all the room for ever: the store's own eviction takes what is 
 MOST_LOST: Final = 0.05
 """If the store uses so much less than what the directory has, it is time to ask what is there."""
 AGES_EVERY: Final = 0.1
-"""A pass over all entries begins so often, in parts of the lowest age."""
+"""So long after a pass over all entries the next one begins, in parts of the lowest age."""
 LEAST_PASS_S: Final = 1.0
 
 
@@ -221,13 +221,13 @@ class Room:
             if now < self._next_pass:
                 return
             self._to_age = self._directory.names()
-            lowest = min(rule.seconds for rule in self._rules.ages)
-            self._next_pass = now + max(LEAST_PASS_S, AGES_EVERY * lowest)
         for _ in range(CHOSEN_AT_ONCE):
             if self.evictions.chosen >= MOST_CHOSEN:
                 return
             if (name := next(self._to_age, None)) is None:
                 self._to_age = None
+                lowest = min(rule.seconds for rule in self._rules.ages)
+                self._next_pass = now + max(LEAST_PASS_S, AGES_EVERY * lowest)
                 return
             entry = self._directory.entry(name)
             if (

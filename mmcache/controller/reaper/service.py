@@ -46,6 +46,8 @@ MUCH_LOST: Final = 0.05
 """Of the entries: more is worth a line in the log."""
 READ_S: Final = 0.5
 """So long, and a little more, what the directory lacks is read before it is the turn of removals."""
+BEGIN_ANEW_S: Final = 5.0
+"""After a failure that nobody has thought of."""
 _TURN_TIMEOUT_S: Final = 30.0
 _END_PATIENCE_S: Final = 5.0
 
@@ -114,13 +116,17 @@ class Reaper:
         self.close()
 
     def _run(self) -> None:
-        try:
-            with contextlib.suppress(Stopped, MailboxClosed):
-                self._reap()
-        except Exception:  # noqa: BLE001 (whatever it is, the controller goes on, and the store's eviction takes all)
-            _log.exception("the reaper has ended: bytes of what was invalidated are left to the store's eviction")
-        finally:
-            self._end_child()
+        with contextlib.suppress(Stopped, MailboxClosed):
+            while True:
+                try:
+                    self._reap()
+                except (Stopped, MailboxClosed):
+                    raise
+                except Exception:  # noqa: BLE001 (whatever it is, without a reaper only the store's own eviction is left)
+                    _log.exception("the reaper failed; it begins anew in %g s", BEGIN_ANEW_S)
+                finally:
+                    self._end_child()
+                self._wait(BEGIN_ANEW_S)
 
     def _reap(self) -> None:
         metrics = self._settings.metrics
