@@ -66,6 +66,18 @@ def test_what_was_invalidated_before_is_the_operators_word_now(
     assert cache.get(EmbeddingKey("encoder", "1", "renewed")) is not None
 
 
+def test_more_than_the_store_has_is_said_before(serving: Serving, tmp_path: Path) -> None:
+    config = serving.write_config("measured.yaml", metrics=serving.store.metrics)
+    few = [precomputed(tmp_path / "small.safetensors", 1.0)]
+    large = torch.zeros(40 << 18)  # 40 MiB
+    many = [tmp_path / f"large-{number}.safetensors" for number in range(2)]
+    for path in many:
+        save_file({"embedding": large}, path)
+    said = "and the store has 64"
+    assert said not in run("warm", *few, *KEY, config=config).err
+    assert said in run("warm", *many, *KEY, config=config).err
+
+
 def test_bad_files_are_named_and_the_others_go_on(serving: Serving, cache: MMCache, tmp_path: Path) -> None:
     good = precomputed(tmp_path / "good.safetensors", 4.0)
     truncated = precomputed(tmp_path / "truncated.safetensors", 5.0)

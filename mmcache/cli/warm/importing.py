@@ -15,7 +15,7 @@ from mmcache.cli.warm import embedding_file
 from mmcache.cli.warm.choosing import Rank, hotness
 from mmcache.cli.warm.directory import files_in
 from mmcache.cli.warm.embedding_file import Record
-from mmcache.cli.warm.publishing import Contents, Publishing, Source
+from mmcache.cli.warm.publishing import Contents, Publishing, Source, note_room
 from mmcache.cli.warm.stored import Stored
 from mmcache.cli.warm.telling import Progress
 from mmcache.cli.warm.transfers import Transfers, attached, pool_for
@@ -69,6 +69,7 @@ def import_files(
         if head.number < 0:
             raise ControllerUnavailable("no fresh session with the controller: `mmcache doctor` tells more")
         check_lineages(found.lineages, found.last, head, trusted, directory)
+        note_room(settings, (one.nbytes for one in found.files), progress)
         progress.begin(len(found.files))
         Publishing(cache, transfers, stored, progress).publish(
             _sources(directory, found.files, head, trusted, progress)

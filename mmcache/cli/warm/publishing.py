@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from mmcache.cli.doctor.machine import size
 from mmcache.cli.entries.connection import FAILURES, advice_for, word_for
 from mmcache.cli.errors import InputError
 from mmcache.cli.warm.stored import Stored
 from mmcache.cli.warm.telling import Progress
 from mmcache.cli.warm.transfers import Job, Transfers, timeout_for
 from mmcache.client.results import Mark
+from mmcache.config import Settings
 from mmcache.control.messages import INVALIDATED
 from mmcache.errors import EntryDropped, InvalidEntry
 from mmcache.key import EmbeddingKey, store_name
+from mmcache.store import launch
+from mmcache.store.allocation import allocated
 
 if TYPE_CHECKING:
     from mmcache.client.cache import MMCache
@@ -50,6 +54,17 @@ class Source(NamedTuple):
     since: Mark
     nbytes: int
     read: Callable[[], Contents]
+
+
+def note_room(settings: Settings, sizes: Iterable[int], progress: Progress) -> None:
+    """Say so where entries of these sizes are more than the store has room for; where that is not known, nothing."""
+    memory = None if settings.store.metrics is None else launch.memory(settings.store.metrics)
+    needed = sum(allocated(nbytes) for nbytes in sizes)
+    if memory is not None and needed > memory.capacity:
+        progress.note(
+            f"these need {size(needed)}, and the store has {size(memory.capacity)}: what comes last finds no room as "
+            "long as what came first is leased, or takes its place. Publish less, or lend the store more memory"
+        )
 
 
 class Publishing:

@@ -17,7 +17,7 @@ from mmcache.cli.errors import InputError
 from mmcache.cli.warm import embedding_file
 from mmcache.cli.warm.embedding_file import Peek
 from mmcache.cli.warm.importing import check_lineages, contents_of, since_of
-from mmcache.cli.warm.publishing import Contents, Publishing, Source
+from mmcache.cli.warm.publishing import Contents, Publishing, Source, note_room
 from mmcache.cli.warm.stored import Stored
 from mmcache.cli.warm.telling import Progress
 from mmcache.cli.warm.transfers import Transfers, attached, pool_for
@@ -61,6 +61,7 @@ def warm(
         if head.number < 0:
             raise ControllerUnavailable("no fresh session with the controller: `mmcache doctor` tells more")
         transfers = Transfers(cache, pool_bytes=pool_bytes)
+        note_room(settings, (one.peek.nbytes for one in looked), progress)
         progress.begin(len(looked))
         sources = [_source(one, cost_ms, head) for one in looked if _is_current(one, head, progress)]
         Publishing(cache, transfers, stored, progress).publish(sources)
