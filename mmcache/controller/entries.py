@@ -86,6 +86,8 @@ class Entries:
         self.scopes = {scope.digest: scope for scope in scopes}
         """By their digests; a key's name begins with one."""
         self._new_scopes: list[Scope] = []
+        self.asked_in_vain: dict[bytes, int] | None = None
+        """Names that were looked up and are not known, with their generations, while the directory is read back."""
         self.accounts = Accounts(self.scopes)
         self.directory = Directory(max_entries=limits.max_entries, removals=removals)
         self.directory.watchers.append(self.accounts)
@@ -259,6 +261,8 @@ class Entries:
             if info + RESULT_BYTES * (len(found) + 1) > MAX_MESSAGE_BYTES:
                 return refused(self._counts, lookup.request, "answer", "larger than a message; ask for fewer keys")
         self._counts["lookup"] += len(found)
+        if self.asked_in_vain is not None:
+            self._note_unknown(names, generations, found)
         return Found(self._term, session.number, lookup.request, found)
 
     # What else happens
@@ -299,6 +303,12 @@ class Entries:
             result = REMOVING if fate is Fate.UNSURE else entry.hit if stays and entry is not None else None
             wakes += self.claims.settle(name, result, now)
         return wakes
+
+    def _note_unknown(self, names: Sequence[bytes], generations: Sequence[int], found: Sequence[Hit | None]) -> None:
+        asked = self.asked_in_vain
+        for name, generation, hit in zip(names, generations, found, strict=True):
+            if asked is not None and hit is None and name[:DIGEST_BYTES] in self.scopes and len(asked) < MAX_BATCH:
+                asked[name] = generation
 
     def _despite_removal(
         self, name: bytes, known: Hit | Unclaimed | None, generation: int, now: float

@@ -100,11 +100,19 @@ class Reconciliation:
         return False
 
     def take_unread(self, most: int) -> bytes:
-        """Some of what the directory lacks, RECORDs, for somebody to read their prefixes; empty: none, or no room."""
-        if not self._entries.directory.room:
+        """Some of what the directory lacks, RECORDs, for somebody to read their prefixes; empty: none, or no room.
+
+        What was looked up in vain since the last ones comes first. It may come once more in its turn.
+        """
+        entries = self._entries
+        if not entries.directory.room:
             self._unread.clear()
-        taken = bytes(self._unread[: most * RECORD.size])
-        del self._unread[: len(taken)]
+        asked = entries.asked_in_vain or {}
+        first = dict(itertools.islice(asked.items(), most))
+        room = (most - len(first)) * RECORD.size
+        taken = b"".join(itertools.starmap(RECORD.pack, first.items())) + self._unread[:room]
+        del self._unread[:room]
+        entries.asked_in_vain = {name: asked[name] for name in asked if name not in first} if self._unread else None
         return taken
 
     def read(self, record: bytes, entry: Commitment, producer: str, created: float, now: float) -> bool:
@@ -123,7 +131,7 @@ class Reconciliation:
         ):
             return False
         self._counts["entry.found"] += 1
-        self.found["store_unknown"] -= 1
+        self.found["store_unknown"] = max(0, self.found["store_unknown"] - 1)  # what was asked for may not be of these
         return True
 
     def _saw_unknown(self, name: bytes, generation: int) -> None:

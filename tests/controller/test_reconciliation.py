@@ -132,6 +132,25 @@ def after_a_restart() -> World:
     return World(Past(LINEAGE, scopes=[SCOPE], head=5, held=[(5, Selector(mm_hash="a"))]))
 
 
+def test_what_is_looked_up_while_the_directory_is_read_back_comes_first() -> None:
+    world = after_a_restart()
+    client = world.client("c")
+    list_all(world, records("bcdef"))
+    reconciliation = world.core.reconciliation
+    assert client.lookup("f") == [None]
+    assert reconciliation.take_unread(1) == records("b"), "nobody waits for it before the first ones are taken"
+    assert client.lookup("e", "b", "f") == [None] * 3
+    assert reconciliation.take_unread(2) == records("eb")
+    assert reconciliation.take_unread(2) == records("fc")
+    assert reconciliation.read(records("f"), described("f"), "encoder 1", 77.0, world.now)
+    assert [hit is not None for hit in client.lookup("f", "d")] == [True, False]
+    assert reconciliation.take_unread(10) == records("d") + records("def")
+    assert reconciliation.take_unread(10) == b""
+    assert not reconciliation.read(records("f"), described("f"), "encoder 1", 77.0, world.now), "it came once more"
+    client.lookup("z")
+    assert reconciliation.take_unread(10) == b"", "there is nothing to be read any more"
+
+
 def test_what_the_directory_lacks_is_read_and_entered() -> None:
     world = after_a_restart()
     client = world.client("c")
