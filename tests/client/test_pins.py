@@ -133,7 +133,7 @@ def test_what_is_pinned_outlives_the_stores_eviction_and_a_restart(serving: Serv
     begun = figures(cache)["pin.renewed"]
     for _ in range(2 * SEGMENT // (4 * VALUES)):  # everything else is evicted twice over
         full_of_others()
-    assert figures(cache)["pin.renewed"] > begun
+    wait_until(lambda: figures(cache)["pin.renewed"] > begun, timeout=LONG, what="a renewal")
     assert figures(cache).get("pin.lost", 0) == 0
     assert all(embedding is not None for embedding in cache.get_many(kept, timeout=LONG))
     assert cache.unpin(pinned) == 3
