@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mmcache.controller.capacity.room import MOST_BESIDES
 from mmcache.store.allocation import allocated
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def _of_room(core: ControllerCore, store: Store) -> str:
     if counted != (sum(map(allocated, sizes)), sum(sizes)):
         return f"entries of {sizes} bytes are counted as {counted}"
     besides = store.used - sum(sizes)  # the master does not tell what its allocator adds
-    if sizes and counted[0] + besides > room._rules.high * store.capacity:
+    if sizes and counted[0] + min(besides, MOST_BESIDES * store.capacity) > room._rules.high * store.capacity:
         return f"L3: {counted[0]} and {besides} of the store's {store.capacity} bytes are used"
     leaving = room.evictions.nbytes, sum(group.leaving for group in room._shares._groups.values())
     return f"{leaving} bytes are taken to be on their way out" if any(leaving) else ""
