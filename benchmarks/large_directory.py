@@ -26,7 +26,7 @@ from benchmarks.reconciliation import Probe, opened
 from mmcache import EmbeddingKey
 from mmcache.config import StoreSettings
 from mmcache.control.channel import CommitEntry, ControlChannel
-from mmcache.entry import PREFIX_BYTES, EntryHeader, encode_info, lay_out
+from mmcache.entry import EntryHeader, encode_info, lay_out
 from mmcache.key import store_name
 from mmcache.store.base import Outcome
 from mmcache.store.mooncake import MooncakeStore
@@ -45,7 +45,10 @@ _MIB: Final = 1 << 20
 
 
 def entries(count: int) -> Iterator[list[CommitEntry]]:
-    """Batch by batch, as vLLM's connector publishes images: one tensor, its grid, and an mm_hash in hexadecimal."""
+    """Batch by batch, as vLLM's connector publishes images: one tensor, its grid, and an mm_hash in hexadecimal.
+
+    But for their sizes, which are those of the objects that stand for them: else the controller would evict.
+    """
     draw = random.Random(1)
     version = f"f1-{1:064x}"
     for start in range(0, count, BATCH):
@@ -53,11 +56,11 @@ def entries(count: int) -> Iterator[list[CommitEntry]]:
         for number in range(start, min(start + BATCH, count)):
             tokens = draw.randrange(300, 1272)
             key = EmbeddingKey("Qwen/Qwen2.5-VL-7B-Instruct", version, f"{draw.getrandbits(256):064x}")
-            tensors, nbytes = lay_out([("embedding", "bfloat16", (tokens, WIDTH))])
+            tensors, _ = lay_out([("embedding", "bfloat16", (tokens, WIDTH))])
             cost_ms = draw.uniform(5.0, 40.0)
             meta = {"grid_thw": [1, 2 * (tokens // 25), 50], "num_tokens": tokens}
             header = EntryHeader(key, 0, tensors, meta, cost_ms, f"encoder-{number % 16}", 0)
-            batch.append(CommitEntry(key, 0, 0, PREFIX_BYTES + nbytes, cost_ms, encode_info(header)))
+            batch.append(CommitEntry(key, 0, 0, OBJECT_BYTES, cost_ms, encode_info(header)))
         yield batch
 
 
