@@ -110,7 +110,8 @@ class Pins:
         if not gone:
             return
         for pin in gone:
-            del self._by_selector[pin.selector]
+            if self._by_selector.get(pin.selector) == pin.id:  # else a later one has it: this one's end was not written
+                del self._by_selector[pin.selector]
             self._until.discard(pin.id)
         self._table = GenerationTable(self.most)
         for pin in self._pins.values():

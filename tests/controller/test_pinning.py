@@ -178,6 +178,22 @@ def test_before_the_capacity_is_known_nothing_is_pinned_and_what_was_is_once_it_
     assert pin(client, Selector(model="m")).ids == [7]
 
 
+def test_a_pin_whose_end_was_not_written_ends_again_beside_a_later_one_of_the_same_selector() -> None:
+    selector = Selector(model=SCOPE.model)
+    world = World(
+        Past(LINEAGE, pins=[PinRow(1, selector, 900.0, "", "n"), PinRow(2, selector, 2000.0, "", "n")], last_pin=2)
+    )
+    client = world.client("c")
+    pinned(world).set_capacity(CAPACITY)
+    put(client, SCOPE, "a")
+    world.advance(0.0)
+    assert (world.stats("pins"), names(world)) == ((1,), {name(SCOPE, "a")})
+    assert pin(client, selector).ids == [2], "the later one is found by its selector"
+    assert unpin(client, selector) == [2]
+    world.advance(0.0)
+    assert (world.stats("pins"), names(world)) == ((0,), set())
+
+
 def test_when_the_store_becomes_smaller_so_does_what_is_pinned() -> None:
     world = world_with_room(capacity=100_000)
     client = world.client("c")
