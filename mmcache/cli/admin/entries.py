@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from mmcache.cli.admin.options import Admin, JsonLines, Limit
-from mmcache.cli.admin.selecting import Lora, MmHash, Modality, Model, NoLora, Tenant, Version, fields_of
+from mmcache.cli.admin.selecting import Lora, MmHash, Modality, Model, NoLora, Tenant, Version, fields_of, query_of
 from mmcache.cli.entries.keys import Config
 from mmcache.cli.errors import reported
 from mmcache.cli.signals import orderly_end
@@ -52,19 +51,9 @@ def entries(
     with reported("entries"), orderly_end():
         from mmcache.cli.admin.listing import Listing, show  # noqa: PLC0415 (`mmcache --help` needs none of it)
         from mmcache.cli.admin.rows import EntriesPage  # noqa: PLC0415
-        from mmcache.cli.admin.text import moment  # noqa: PLC0415
-        from mmcache.selector import Selector  # noqa: PLC0415
 
-        given = fields_of(model, version, lora, no_lora, modality, mm_hash, tenant)
-        query: dict[str, Any] = Selector(**given).fields()
-        if no_lora:
-            query = {name: value for name, value in query.items() if name != "lora"} | {"no_lora": "true"}
-        now = time.time()
-        query |= {
-            "producer": producer,
-            "created_from": moment("--since", since, now),
-            "created_until": moment("--until", until, now),
-        }
+        fields = fields_of(model, version, lora, no_lora, modality, mm_hash, tenant)
+        query = query_of(fields, no_lora, producer, since, until)
         listing = Listing("/v1/entries", EntriesPage, "cursor", _HEAD, _item)
         show(listing, query, config=config, admin=admin, limit=limit, as_json=json)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 import typer
@@ -34,3 +35,18 @@ def fields_of(
     if lora is not None or no_lora:
         fields["lora"] = lora
     return fields
+
+
+def query_of(
+    fields: dict[str, Any], no_lora: bool, producer: str | None, since: str | None, until: str | None
+) -> dict[str, Any]:
+    """What `GET /v1/entries` takes of these options. Raises InputError for a time, InvalidKey for a field."""
+    from mmcache.cli.admin.text import moment  # noqa: PLC0415 (`mmcache --help` needs none of it)
+    from mmcache.selector import Selector  # noqa: PLC0415
+
+    query: dict[str, Any] = dict(Selector(**fields).fields())
+    if no_lora:
+        query = {name: value for name, value in query.items() if name != "lora"} | {"no_lora": "true"}
+    now = time.time()
+    times = {"created_from": moment("--since", since, now), "created_until": moment("--until", until, now)}
+    return query | {"producer": producer} | times

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
 from mmcache.cli.admin.options import Admin
-from mmcache.cli.admin.selecting import Lora, MmHash, Modality, Model, NoLora, Tenant, Version, fields_of
+from mmcache.cli.admin.selecting import Lora, MmHash, Modality, Model, NoLora, Tenant, Version, fields_of, query_of
 from mmcache.cli.entries.keys import Config, Json
 from mmcache.cli.errors import InputError, reported
 from mmcache.cli.signals import orderly_end
@@ -55,10 +54,8 @@ def export(
     setting or token, or a directory of no use.
     """
     with reported("export"), orderly_end():
-        from mmcache.cli.admin.text import moment  # noqa: PLC0415 (`mmcache --help` needs none of it)
-        from mmcache.cli.warm.choosing import ORDERS, Order  # noqa: PLC0415
+        from mmcache.cli.warm.choosing import ORDERS, Order  # noqa: PLC0415 (`mmcache --help` needs none of it)
         from mmcache.config import load  # noqa: PLC0415
-        from mmcache.selector import Selector  # noqa: PLC0415
         from mmcache.setting_kinds import BadValue, parse_size  # noqa: PLC0415
 
         if order not in ORDERS:
@@ -67,11 +64,8 @@ def export(
             most_bytes = None if limit_bytes is None else parse_size(limit_bytes)
         except BadValue as error:
             raise InputError(f"--limit-bytes {error}") from error
-        query = dict(Selector(**fields_of(model, version, lora, no_lora, modality, mm_hash, tenant)).fields())
-        if no_lora:
-            query = {name: value for name, value in query.items() if name != "lora"} | {"no_lora": "true"}
-        now = time.time()
-        times = {"created_from": moment("--since", since, now), "created_until": moment("--until", until, now)}
+        fields = fields_of(model, version, lora, no_lora, modality, mm_hash, tenant)
+        query = query_of(fields, no_lora, producer, since, until)
         settings = load(config)
 
         from mmcache.cli.warm import exporting  # noqa: PLC0415
@@ -83,6 +77,6 @@ def export(
             "left_out": "were left out by a limit",
         }
         progress = Progress("exported", words)
-        wanted = exporting.Wanted({**query, "producer": producer, **times}, cast(Order, order), limit, most_bytes)
+        wanted = exporting.Wanted(query, cast(Order, order), limit, most_bytes)
         with summary(progress, f"to {directory}", config=config, as_json=json):
             exporting.export(directory, wanted, settings, config=config, admin=admin, progress=progress)
